@@ -1,0 +1,5 @@
+"""Adapter files: what they say of themselves."""
+
+from npc_runtime.adapter.header import AdapterHeader, check_adapter, read_adapter
+
+__all__ = ["AdapterHeader", "check_adapter", "read_adapter"]

@@ -1,0 +1,53 @@
+"""The command ``npc-runtime``."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+from rich.console import Console
+
+from npc_runtime import __version__
+from npc_runtime.cli import personas, serve, talk
+from npc_runtime.cli.demo import demo
+from npc_runtime.errors import ConfigError, NpcError
+from npc_runtime.training.cli import app as adapter_app
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Give game characters a voice of their own: one small model, an adapter per persona.",
+)
+app.command()(serve.serve)
+app.command()(talk.say)
+app.command()(talk.chat)
+app.command(name="personas")(personas.personas)
+app.command()(personas.status)
+app.command()(demo)
+app.add_typer(adapter_app, name="adapter", help="Train and evaluate adapters.")
+
+
+def _version(show: bool) -> None:
+    if show:
+        typer.echo(f"npc-runtime {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
+) -> None:
+    """Options that come before every command."""
+
+
+def main() -> None:
+    """Run the command; a known error is one red line and exit code 1 (2 for a wrong configuration)."""
+    try:
+        app()
+    except NpcError as error:
+        Console(stderr=True, highlight=False).print(f"[red]error[/red] ({error.code}): ", end="")
+        sys.stderr.write(f"{error.message}\n")
+        sys.exit(2 if isinstance(error, ConfigError) else 1)
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,97 @@
+"""Turns from their arrival to their end: what a client may still ask of each."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from dataclasses import dataclass, field
+from typing import Literal
+
+from npc_runtime.catalog import CatalogEntry
+from npc_runtime.daemon.sessions import Session
+from npc_runtime.errors import Busy, TurnConflict
+from npc_runtime.protocol.messages import AdapterUse, Answer, RequestId, StartTurn
+
+
+@dataclass
+class Turn:
+    """One player line and the reply to it.
+
+    ``client`` and ``reply_to`` are where answers go: the connection that asked last. ``answers`` are all answers so
+    far, so that a repeated request gets them again. ``entry`` and ``adapters`` are fixed when the turn leaves the
+    queue. Times are seconds of the daemon's clock; 0 means "not yet".
+    """
+
+    request: StartTurn
+    session: Session
+    client: bytes
+    reply_to: RequestId
+    arrived: float
+    state: Literal["queued", "running", "finished"] = "queued"
+    entry: CatalogEntry | None = None
+    adapters: tuple[AdapterUse, ...] = ()
+    seed: int = 0
+    cancelled: bool = False
+    keep: bool = False
+    looked_again: bool = False
+    left_queue: float = 0
+    first_text: float = 0
+    deltas: int = 0
+    answers: list[Answer] = field(default_factory=list)
+
+    @property
+    def id(self) -> str:
+        """The id that the client chose."""
+        return self.request.turn_id
+
+    def same_body(self, request: StartTurn) -> bool:
+        """Whether ``request`` asks for the same thing (its ``id`` may differ)."""
+        fields = [name for name in request.__struct_fields__ if name != "id"]
+        return all(getattr(self.request, name) == getattr(request, name) for name in fields)
+
+
+class Turns:
+    """The queue, the one running turn, and the finished ones that can still be fetched."""
+
+    def __init__(self, *, max_queued: int, finished_kept: int) -> None:
+        self.queue: deque[Turn] = deque()
+        self.running: Turn | None = None
+        self.finished: OrderedDict[str, Turn] = OrderedDict()
+        self._max_queued = max_queued
+        self._finished_kept = finished_kept
+
+    def find(self, turn_id: str) -> Turn | None:
+        """The turn of that id in any state."""
+        if self.running is not None and self.running.id == turn_id:
+            return self.running
+        queued = next((turn for turn in self.queue if turn.id == turn_id), None)
+        return queued or self.finished.get(turn_id)
+
+    def repeated(self, request: StartTurn) -> Turn | None:
+        """The turn that ``request`` repeats. Raises TurnConflict where the id was used for something else."""
+        turn = self.find(request.turn_id)
+        if turn is not None and not turn.same_body(request):
+            raise TurnConflict(
+                f"turn_id '{request.turn_id}' was used for another request; choose a new turn_id for every turn"
+            )
+        return turn
+
+    def enqueue(self, turn: Turn) -> None:
+        """Raises Busy where the queue is full."""
+        if len(self.queue) >= self._max_queued:
+            raise Busy(f"{len(self.queue)} turns are waiting, as many as max_queued_turns allows; try again later")
+        self.queue.append(turn)
+
+    def finish(self, turn: Turn) -> None:
+        """Move a turn to the finished ones."""
+        if self.running is turn:
+            self.running = None
+        elif turn in self.queue:
+            self.queue.remove(turn)
+        turn.state = "finished"
+        self.finished[turn.id] = turn
+        while len(self.finished) > self._finished_kept:
+            self.finished.popitem(last=False)
+
+    def open_turns(self) -> list[Turn]:
+        """The running turn and the queued ones."""
+        return ([self.running] if self.running is not None else []) + list(self.queue)

@@ -1,0 +1,117 @@
+"""What the engine needs of a model. ``llama/`` is the real one; tests have a scripted one held to the same contract."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from npc_runtime.sampling import Sampling
+
+Adapter = Any
+"""A loaded adapter: a handle that only its backend looks into."""
+
+ActiveSet = tuple[tuple[Adapter, float], ...]
+
+
+class Sampler(Protocol):
+    """Draws tokens for one reply."""
+
+    def sample(self, context: Any) -> int:
+        """A token drawn from the context's last logits."""
+        ...
+
+    def close(self) -> None:
+        """Free it."""
+        ...
+
+
+class Context(Protocol):
+    """One KV cache with one sequence and the adapters that decode into it."""
+
+    context_tokens: int
+    decode_calls: int
+    decoded_tokens: int
+
+    @property
+    def adapters(self) -> ActiveSet:
+        """What the next decode runs under."""
+        ...
+
+    def set_adapters(self, adapters: Sequence[tuple[Adapter, float]]) -> None:
+        """Change it; the KV cache stays as it is."""
+        ...
+
+    def decode(self, tokens: Sequence[int], position: int, *, want_logits: bool) -> None:
+        """Compute tokens at a position."""
+        ...
+
+    def truncate(self, position: int) -> bool:
+        """Drop the KV from a position on; False where that cannot be done."""
+        ...
+
+    def clear(self) -> None:
+        """Drop all KV."""
+        ...
+
+    def close(self) -> None:
+        """Free it."""
+        ...
+
+
+class Backend(Protocol):
+    """A base model."""
+
+    @property
+    def architecture(self) -> str:
+        """The architecture's name."""
+        ...
+
+    @property
+    def chat_template(self) -> str:
+        """Jinja source; empty for base models."""
+        ...
+
+    @property
+    def bos(self) -> int | None:
+        """The beginning-of-sequence token."""
+        ...
+
+    @property
+    def adds_bos(self) -> bool:
+        """Whether position 0 must hold it."""
+        ...
+
+    @property
+    def eos_text(self) -> str:
+        """The end-of-sequence token's text."""
+        ...
+
+    @property
+    def end_tokens(self) -> tuple[int, ...]:
+        """Every token that ends a reply."""
+        ...
+
+    def tokenize(self, text: str, *, special: bool) -> list[int]:
+        """Token ids; without ``special`` none of them is a control token."""
+        ...
+
+    def piece(self, token: int, *, special: bool = False) -> bytes:
+        """The bytes of a token."""
+        ...
+
+    def load_adapter(self, path: Path) -> Adapter:
+        """Load an adapter file. Raises AdapterInvalid."""
+        ...
+
+    def free_adapter(self, adapter: Adapter) -> None:
+        """Free it; no context may name it any more."""
+        ...
+
+    def new_context(self, *, context_tokens: int, chunk_tokens: int, threads: int) -> Context:
+        """A context of its own."""
+        ...
+
+    def new_sampler(self, sampling: Sampling, seed: int, min_tokens: int, recent: Sequence[int]) -> Sampler:
+        """A sampler for one reply."""
+        ...

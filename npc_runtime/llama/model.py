@@ -1,0 +1,153 @@
+"""The base model: weights, vocabulary, loaded adapters."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+
+from npc_runtime.errors import AdapterInvalid, ConfigError
+from npc_runtime.llama.context import LlamaContext
+from npc_runtime.llama.library import captured_log, lib, reason
+from npc_runtime.llama.sampler import LlamaSampler
+from npc_runtime.sampling import Sampling
+
+_RESERVED = lib.LLAMA_TOKEN_ATTR_CONTROL | lib.LLAMA_TOKEN_ATTR_USER_DEFINED | lib.LLAMA_TOKEN_ATTR_UNKNOWN
+
+
+class LlamaAdapter:
+    """A LoRA adapter that is loaded into a model. ``pointer`` is llama.cpp's handle."""
+
+    def __init__(self, pointer: ctypes.c_void_p, name: str) -> None:
+        self.pointer = pointer
+        self.name = name
+
+
+class LlamaModel:
+    """One GGUF, loaded. Raises ConfigError where llama.cpp cannot load it."""
+
+    def __init__(self, path: Path, *, vocab_only: bool = False) -> None:
+        params = lib.llama_model_default_params()
+        params.vocab_only = vocab_only
+        params.n_gpu_layers = 0
+        with captured_log() as lines:
+            self._model = lib.llama_model_load_from_file(str(path).encode(), params)
+        if not self._model:
+            raise ConfigError(f"base model '{path}' cannot be loaded: {reason(lines)}; give a sound GGUF file")
+        self._vocab = lib.llama_model_get_vocab(self._model)
+        self.n_vocab: int = lib.llama_vocab_n_tokens(self._vocab)
+        self.end_tokens = tuple(t for t in range(self.n_vocab) if lib.llama_vocab_is_eog(self._vocab, t))
+        self._piece = lru_cache(maxsize=65_536)(self._read_piece)
+
+    def metadata(self, key: str) -> str:
+        """The metadata value of ``key`` as text; empty where there is none."""
+        buffer = ctypes.create_string_buffer(1 << 17)
+        length = lib.llama_model_meta_val_str(self._model, key.encode(), buffer, len(buffer))
+        return buffer.value.decode("utf-8", "replace") if length >= 0 else ""
+
+    @property
+    def architecture(self) -> str:
+        """For example ``llama`` or ``gemma3``."""
+        return self.metadata("general.architecture")
+
+    @property
+    def chat_template(self) -> str:
+        """The Jinja source in the model file; empty for base models."""
+        return self.metadata("tokenizer.chat_template")
+
+    @property
+    def train_context(self) -> int:
+        """Tokens of context the model was trained with."""
+        return int(lib.llama_model_n_ctx_train(self._model))
+
+    @property
+    def bos(self) -> int | None:
+        """The id of the beginning-of-sequence token, if the vocabulary has one."""
+        token = lib.llama_vocab_bos(self._vocab)
+        return None if token < 0 else int(token)
+
+    @property
+    def adds_bos(self) -> bool:
+        """Whether the vocabulary wants a beginning-of-sequence token at position 0."""
+        return bool(lib.llama_vocab_get_add_bos(self._vocab))
+
+    @property
+    def eos_text(self) -> str:
+        """The text of the end-of-sequence token (chat templates print it)."""
+        token = lib.llama_vocab_eos(self._vocab)
+        return "" if token < 0 else lib.llama_vocab_get_text(self._vocab, token).decode("utf-8", "replace")
+
+    def tokenize(self, text: str, *, special: bool) -> list[int]:
+        """Token ids of ``text``. With ``special`` False no id is a control or user-defined token.
+
+        llama.cpp matches user-defined tokens even where special tokens are not to be parsed (0.3.36), so where one
+        turns up in plain text, the text is cut inside it and both parts are tokenised on their own.
+        """
+        tokens = self._tokenize(text, special)
+        if special or not any(self._is_reserved(token) for token in tokens):
+            return tokens
+        return self._tokenize_plain(tokens)
+
+    def _tokenize(self, text: str, special: bool) -> list[int]:
+        raw = text.encode("utf-8", "replace")
+        buffer = (lib.llama_token * (len(raw) + 8))()
+        count = lib.llama_tokenize(self._vocab, raw, len(raw), buffer, len(buffer), False, special)
+        if count < 0:
+            raise ValueError(f"a text of {len(raw)} bytes needs {-count} tokens, more than its bytes")
+        return list(buffer[:count])
+
+    def _tokenize_plain(self, tokens: list[int]) -> list[int]:
+        plain: list[int] = []
+        for token in tokens:
+            if not self._is_reserved(token):
+                plain.append(token)
+                continue
+            text = self.piece(token, special=True).decode("utf-8", "replace")
+            if len(text) > 1:
+                for part in (text[:1], text[1:]):
+                    plain.extend(self.tokenize(part, special=False))
+            elif text.isspace():
+                plain.append(token)
+        return plain
+
+    def _is_reserved(self, token: int) -> bool:
+        return bool(lib.llama_vocab_get_attr(self._vocab, token) & _RESERVED) or token in self.end_tokens
+
+    def piece(self, token: int, *, special: bool = False) -> bytes:
+        """The bytes that ``token`` stands for; a control token's text only with ``special``."""
+        return self._piece(token, special)
+
+    def _read_piece(self, token: int, special: bool) -> bytes:
+        buffer = ctypes.create_string_buffer(256)
+        length = lib.llama_token_to_piece(self._vocab, token, buffer, len(buffer), 0, special)
+        if length < 0:
+            buffer = ctypes.create_string_buffer(-length)
+            length = lib.llama_token_to_piece(self._vocab, token, buffer, len(buffer), 0, special)
+        return buffer.raw[:length]
+
+    def load_adapter(self, path: Path) -> LlamaAdapter:
+        """Load a LoRA file (its tensors are copied). Raises AdapterInvalid with llama.cpp's reason."""
+        with captured_log() as lines:
+            pointer = lib.llama_adapter_lora_init(self._model, str(path).encode())
+        if not pointer:
+            raise AdapterInvalid(f"adapter '{path.name}' does not fit this base model: {reason(lines)}")
+        return LlamaAdapter(pointer, path.name)
+
+    def free_adapter(self, adapter: LlamaAdapter) -> None:
+        """Free an adapter. No context may name it any more (llama.cpp does not detach it)."""
+        lib.llama_adapter_lora_free(adapter.pointer)
+
+    def new_context(self, *, context_tokens: int, chunk_tokens: int, threads: int) -> LlamaContext:
+        """A context of its own KV cache for one sequence."""
+        return LlamaContext(
+            self._model, self.n_vocab, context_tokens=context_tokens, chunk_tokens=chunk_tokens, threads=threads
+        )
+
+    def new_sampler(self, sampling: Sampling, seed: int, min_tokens: int, recent: Sequence[int]) -> LlamaSampler:
+        """A sampler for one reply; ``recent`` are the reply tokens of the conversation so far."""
+        return LlamaSampler(self.n_vocab, sampling, seed, self.end_tokens if min_tokens else (), min_tokens, recent)
+
+    def close(self) -> None:
+        """Free the model; contexts and adapters of it must be gone."""
+        lib.llama_model_free(self._model)

@@ -1,0 +1,371 @@
+"""Every message of the wire, defined once.
+
+From these definitions come validation, the tables of ``docs/protocol.md`` and the golden byte vectors in
+``tests/vectors/``. Rules kept here: a message is one msgpack map with string keys; ``type`` names it; a request
+carries an ``id`` of the client's choosing and every answer to it carries that value as ``reply_to``; fields are only
+ever added, never re-typed; receivers ignore fields they do not know.
+
+Units: times are milliseconds (float), counts are integers, texts are UTF-8 strings.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Union, get_args
+
+import msgspec
+from msgspec import Meta
+
+from npc_runtime.sampling import SamplingOverrides
+
+PROTOCOL_VERSION = 1
+
+MAX_SCALE = 8.0
+
+Id = Annotated[str, Meta(min_length=1, max_length=128, description="1 to 128 characters")]
+RequestId = Union[Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)], Id]
+Text = Annotated[str, Meta(description="UTF-8 text")]
+Scale = Annotated[
+    float, Meta(ge=-MAX_SCALE, le=MAX_SCALE, description=f"-{MAX_SCALE:g} to {MAX_SCALE:g}; 0 = without this adapter")
+]
+TokenLimit = Annotated[int, Meta(ge=1, le=8192, description="tokens")]
+FinishReason = Literal["end", "stop", "length", "time", "loop", "cancelled"]
+
+
+class AdapterScale(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One adapter of a requested set: the file's name in the adapters folder (without ``.gguf``) and its scale."""
+
+    name: Id
+    scale: Scale = 1.0
+
+
+class AdapterUse(msgspec.Struct, frozen=True):
+    """One adapter that a reply was really computed with: name, sha256 of the file's content, exact scale."""
+
+    name: str
+    digest: str
+    scale: float
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """Token counts of a turn. ``prompt = reused + new``; ``generated`` are the reply's tokens."""
+
+    prompt_tokens: int
+    reused_tokens: int
+    new_tokens: int
+    generated_tokens: int
+
+
+class Timings(msgspec.Struct, frozen=True):
+    """Milliseconds. ``ttft`` counts from the arrival of ``start_turn`` to its first text."""
+
+    queue_ms: float
+    switch_ms: float
+    prefill_ms: float
+    ttft_ms: float
+    decode_ms: float
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
+    """Base of all that a client sends. ``id`` is chosen by the client and echoed as ``reply_to``."""
+
+    id: RequestId
+
+
+class Hello(Request, frozen=True, kw_only=True, tag="hello"):
+    """First message of every connection; answered by ``welcome`` in every state of the daemon."""
+
+    protocol: Annotated[int, Meta(description="protocol version the client speaks")]
+    client: Annotated[str, Meta(max_length=200, description="name and version of the client, for the log")] = ""
+
+
+class OpenSession(Request, frozen=True, kw_only=True, tag="open_session"):
+    """Begin (or take up again) a conversation with one persona."""
+
+    persona: Annotated[Id, Meta(description="persona id")]
+    session_id: Annotated[Id | None, Meta(description="chosen by the client, or null: the daemon chooses")] = None
+    player: Annotated[str, Meta(max_length=100, description="the player's name as the character knows it")] = "Player"
+
+
+class CloseSession(Request, frozen=True, kw_only=True, tag="close_session"):
+    """Forget a conversation. Closing an unknown session is not an error."""
+
+    session_id: Id
+
+
+class StartTurn(Request, frozen=True, kw_only=True, tag="start_turn"):
+    """The player says ``text``; the character answers. Ends with ``turn_finished`` or ``error``, exactly once.
+
+    The same ``turn_id`` with the same body again attaches to the running or finished turn and never runs it twice.
+    """
+
+    session_id: Id
+    turn_id: Annotated[Id, Meta(description="chosen by the client, unique for ever")]
+    text: Annotated[Text, Meta(description="the player's line; not blank")]
+    adapters: Annotated[
+        tuple[AdapterScale, ...] | None,
+        Meta(description="this one turn under exactly these adapters instead of the persona's; [] = the base model"),
+    ] = None
+    sampling: Annotated[SamplingOverrides | None, Meta(description="parameters that differ for this turn")] = None
+    max_tokens: Annotated[TokenLimit | None, Meta(description="length limit of this reply; null: the persona's")] = None
+    min_tokens: Annotated[int, Meta(ge=0, le=8192, description="the reply may not end by itself before")] = 0
+    include_tokens: Annotated[bool, Meta(description="put the reply's token ids into turn_finished")] = False
+
+
+class CancelTurn(Request, frozen=True, kw_only=True, tag="cancel_turn"):
+    """Stop a turn. Idempotent; the turn itself still ends with its own ``turn_finished`` (reason ``cancelled``)."""
+
+    turn_id: Id
+    keep: Annotated[bool, Meta(description="true: what was said so far stays in the conversation")] = False
+
+
+class ListPersonas(Request, frozen=True, kw_only=True, tag="list_personas"):
+    """Ask for the catalog."""
+
+
+class AddPersona(Request, frozen=True, kw_only=True, tag="add_persona"):
+    """Add a persona from YAML text. It lives until it is removed or the daemon stops; no file is written."""
+
+    yaml: Annotated[Text, Meta(description="the text of a persona file")]
+    replace: Annotated[bool, Meta(description="true: take the place of a persona with the same id")] = False
+
+
+class RemovePersona(Request, frozen=True, kw_only=True, tag="remove_persona"):
+    """Take a persona out of the catalog. Its running turn finishes. A persona that came from a file comes back when
+    the file is saved with other content, or with the daemon's next start; the file itself is never touched."""
+
+    persona: Id
+
+
+class SetAdapterScales(Request, frozen=True, kw_only=True, tag="set_adapter_scales"):
+    """Change scales at run time, for a persona or for one session only, from the next turn on.
+
+    ``scales`` maps adapter names to absolute scales (0 = exactly without it); null takes the change back.
+    Precedence: ``start_turn.adapters``, then the session's scales, then the persona's, then the file.
+    """
+
+    persona: Annotated[Id | None, Meta(description="either the persona …")] = None
+    session_id: Annotated[Id | None, Meta(description="… or the session")] = None
+    scales: Annotated[dict[str, Scale] | None, Meta(description="adapter name to scale, or null")]
+
+
+class GetStatus(Request, frozen=True, kw_only=True, tag="get_status"):
+    """Ask how the daemon is."""
+
+
+class Ping(Request, frozen=True, kw_only=True, tag="ping"):
+    """Ask for a sign of life."""
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
+    """Base of all that the daemon sends. ``reply_to`` is the request's ``id``; null where the id could not be read."""
+
+    reply_to: RequestId | None
+
+
+class Welcome(Answer, frozen=True, kw_only=True, tag="welcome"):
+    """Answer to ``hello``. A changed ``daemon_id`` means that the daemon restarted and sessions are gone."""
+
+    protocol: int
+    version: str
+    daemon_id: str
+    state: Annotated[str, Meta(description="loading, ready, failed or draining")]
+
+
+class SessionOpened(Answer, frozen=True, kw_only=True, tag="session_opened"):
+    """The session is there. ``turns`` counts the exchanges it holds already."""
+
+    session_id: str
+    persona: str
+    name: Annotated[str, Meta(description="the character's display name")]
+    greeting: Annotated[str, Meta(description="the character's first line, to be shown; may be empty")]
+    resumed: bool
+    turns: int
+
+
+class SessionClosed(Answer, frozen=True, kw_only=True, tag="session_closed"):
+    """The session is forgotten; a turn that was running or queued in it is cancelled."""
+
+    session_id: str
+
+
+class TurnStarted(Answer, frozen=True, kw_only=True, tag="turn_started"):
+    """The turn has left the queue; its persona version and adapters are fixed from here on."""
+
+    turn_id: str
+    session_id: str
+    persona: str
+    name: str
+    adapters: tuple[AdapterUse, ...]
+    seed: int
+
+
+class TurnDelta(Answer, frozen=True, kw_only=True, tag="turn_delta"):
+    """A piece of the reply. ``index`` counts from 0; all pieces in order are exactly the reply's text."""
+
+    turn_id: str
+    index: int
+    text: str
+
+
+class TurnFinished(Answer, frozen=True, kw_only=True, tag="turn_finished"):
+    """The turn's end. ``text`` is the whole reply, as the conversation keeps it."""
+
+    turn_id: str
+    session_id: str
+    persona: str
+    text: str
+    finish_reason: FinishReason
+    kept: Annotated[bool, Meta(description="the exchange is part of the conversation")]
+    fallback: Annotated[bool, Meta(description="the model gave nothing usable; text is a line of the writer's")]
+    rebuilt: Annotated[bool, Meta(description="the conversation's KV had to be computed again")]
+    dropped_exchanges: Annotated[int, Meta(description="oldest exchanges that no longer fit the context, in all")]
+    usage: Usage
+    timings: Timings
+    adapters: tuple[AdapterUse, ...]
+    seed: int
+    tokens: Annotated[tuple[int, ...] | None, Meta(description="the reply's token ids, where asked for")] = None
+
+
+class TurnCancelled(Answer, frozen=True, kw_only=True, tag="turn_cancelled"):
+    """Answer to ``cancel_turn``: what the turn was when the cancel arrived."""
+
+    turn_id: str
+    was: Literal["queued", "running", "finished", "unknown"]
+
+
+class PersonaInfo(msgspec.Struct, frozen=True):
+    """One persona of the catalog."""
+
+    id: str
+    name: str
+    summary: str
+    source: Annotated[str, Meta(description="file name in the personas folder, or 'wire'")]
+    version: Annotated[str, Meta(description="digest of the persona's content and its adapters' content")]
+    available: bool
+    adapters: tuple[AdapterScale, ...]
+    problem: Annotated[str, Meta(description="why it is not available, or what is wrong with its newest file")]
+
+
+class Personas(Answer, frozen=True, kw_only=True, tag="personas"):
+    """The catalog, by id."""
+
+    personas: tuple[PersonaInfo, ...]
+
+
+class PersonaAdded(Answer, frozen=True, kw_only=True, tag="persona_added"):
+    """The persona can be talked to."""
+
+    persona: PersonaInfo
+    replaced: bool
+
+
+class PersonaRemoved(Answer, frozen=True, kw_only=True, tag="persona_removed"):
+    """The persona is out of the catalog."""
+
+    persona: str
+
+
+class AdapterScalesSet(Answer, frozen=True, kw_only=True, tag="adapter_scales_set"):
+    """The adapters with the scales that the next turn will use."""
+
+    persona: str
+    session_id: str | None
+    adapters: tuple[AdapterScale, ...]
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """Something a writer should mend. ``since`` is seconds since the epoch."""
+
+    file: str
+    line: int
+    message: str
+    since: float
+
+
+class EngineStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """The engine process. ``decode_calls`` and ``decoded_tokens`` count what was really passed to llama_decode."""
+
+    state: Literal["starting", "ready", "failed"]
+    pid: int | None
+    restarts: int
+    last_error: str
+    model: str
+    model_digest: str
+    architecture: str
+    context_tokens: int
+    lanes: int
+    lanes_bound: int
+    adapters_loaded: int
+    decode_calls: int
+    decoded_tokens: int
+    adapter_switches: int
+
+
+class Status(Answer, frozen=True, kw_only=True, tag="status"):
+    """How the daemon is. Byte counts are resident set sizes."""
+
+    state: str
+    version: str
+    protocol: int
+    daemon_id: str
+    pid: int
+    uptime_s: float
+    clients: int
+    sessions: int
+    turns_queued: int
+    turns_finished: int
+    turns_failed: int
+    running_turn: str | None
+    personas: int
+    personas_unavailable: int
+    problems: tuple[Problem, ...]
+    rss_bytes: int
+    engine: EngineStatus
+
+
+class Pong(Answer, frozen=True, kw_only=True, tag="pong"):
+    """A sign of life."""
+
+
+class Error(Answer, frozen=True, kw_only=True, tag="error"):
+    """The end of a request that failed. ``turn_id`` is set when a turn ended with it."""
+
+    code: str
+    message: str
+    fault: Annotated[str, Meta(description="request, content or runtime: who can mend it")]
+    retryable: Annotated[bool, Meta(description="the same request may succeed later")]
+    turn_id: str | None = None
+
+
+AnyRequest = Union[
+    Hello,
+    OpenSession,
+    CloseSession,
+    StartTurn,
+    CancelTurn,
+    ListPersonas,
+    AddPersona,
+    RemovePersona,
+    SetAdapterScales,
+    GetStatus,
+    Ping,
+]
+AnyAnswer = Union[
+    Welcome,
+    SessionOpened,
+    SessionClosed,
+    TurnStarted,
+    TurnDelta,
+    TurnFinished,
+    TurnCancelled,
+    Personas,
+    PersonaAdded,
+    PersonaRemoved,
+    AdapterScalesSet,
+    Status,
+    Pong,
+    Error,
+]
+
+REQUESTS: dict[str, type[Request]] = {cls.__struct_config__.tag: cls for cls in get_args(AnyRequest)}
+ANSWERS: dict[str, type[Answer]] = {cls.__struct_config__.tag: cls for cls in get_args(AnyAnswer)}

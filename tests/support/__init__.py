@@ -1,0 +1,1 @@
+"""What the tests share: adapters made on the spot, an engine in this process, a daemon in its own."""
