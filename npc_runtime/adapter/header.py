@@ -151,7 +151,10 @@ def _rank(stem: str, pair: dict[str, Any], path: Path) -> int:
 
 def _value(reader: _Reader, key: str) -> Any:
     found = reader.fields.get(key)
-    return None if found is None else found.contents()
+    try:
+        return None if found is None else found.contents()
+    except UnicodeDecodeError:
+        return None
 
 
 def _text(reader: _Reader, key: str) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import watchfiles
 
-from npc_runtime.catalog import BaseIdentity, Catalog, CatalogBuilder
+from npc_runtime.catalog import SETTLE_SECONDS, BaseIdentity, Catalog, CatalogBuilder
 from npc_runtime.errors import InternalError, NpcError
 from npc_runtime.persona import Persona
 
@@ -23,6 +23,8 @@ log = logging.getLogger("npc_runtime.catalog")
 
 POLL_SECONDS = 1.0
 DEBOUNCE_MS = 40
+MAX_SETTLING = 3
+"""How often a waiting request looks again at files that are being written; a slow copy is not waited for."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,7 @@ class CatalogResult:
     token: object
     catalog: Catalog
     added: tuple[Persona, bool] | None = None
+    removed: bool = False
     error: NpcError | None = None
 
 
@@ -117,7 +120,7 @@ class CatalogThread:
                     self._builder.remove(persona_id)
                 case UseBase(base):
                     self._builder.set_base(base)
-            catalog = self._builder.scan()
+            catalog = self._scan(patient=token is not None)
         except NpcError as known:
             error, catalog = known, self._last
         except Exception:
@@ -126,7 +129,16 @@ class CatalogThread:
             error, catalog = InternalError("the catalog could not be read; see the daemon's log"), self._last
         if always or catalog != self._last:
             self._last = catalog
-            self._on_result(CatalogResult(token, catalog, added, error))
+            self._on_result(CatalogResult(token, catalog, added, removed=isinstance(job, RemoveId), error=error))
+
+    def _scan(self, *, patient: bool) -> Catalog:
+        """A catalog. Somebody who waits for it (``patient``) shall see files that were put in place just now."""
+        catalog = self._builder.scan()
+        for _ in range(MAX_SETTLING):
+            if not (patient and self._builder.unsettled) or self._stopped.wait(SETTLE_SECONDS):
+                break
+            catalog = self._builder.scan()
+        return catalog
 
     def _listen(self) -> None:
         folders = self._builder.personas_dir, self._builder.adapters_dir

@@ -39,6 +39,7 @@ from npc_runtime.engine.commands import (
     TurnFailed,
 )
 from npc_runtime.errors import Busy, HelloRequired, InternalError, NpcError, ProtocolMismatch, SlowConsumer
+from npc_runtime.persona import persona_key
 from npc_runtime.protocol import PROTOCOL_VERSION, BadMessage, decode_request, encode, error_answer
 from npc_runtime.protocol.messages import (
     AdapterScalesSet,
@@ -89,6 +90,7 @@ class Daemon:
         self._clock = clock
         self._started = clock()
         self._stop_at: float | None = None
+        self._catalog_read = False
         self._inbox: queue.SimpleQueue[CatalogResult | tuple[EngineProcess, EngineMessage]] = queue.SimpleQueue()
         engine_settings = EngineSettings(
             base_model=str(find_base_model(settings.base_model)),
@@ -231,10 +233,10 @@ class Daemon:
                 return self._welcome(request)
             case Ping():
                 return Pong(reply_to=request.id)
-            case OpenSession() if not self._knows(request.persona):
+            case OpenSession() | ListPersonas() | RemovePersona() | SetAdapterScales() if not self._knows(request):
                 self.catalog_thread.submit(Scan(), _Waiting(peer, request))
-            case OpenSession():
-                return self.dialogue.open_session(request)
+            case OpenSession() | ListPersonas() | RemovePersona() | SetAdapterScales():
+                return self._handle_known(peer, request)
             case CloseSession():
                 self.dialogue.close_session(request.session_id)
                 return SessionClosed(reply_to=request.id, session_id=request.session_id)
@@ -242,26 +244,39 @@ class Daemon:
                 self.dialogue.start_turn(peer.identity, request)
             case CancelTurn():
                 return self.dialogue.cancel_turn(request)
-            case ListPersonas():
-                return Personas(reply_to=request.id, personas=self._persona_infos())
             case AddPersona():
                 self.catalog_thread.submit(AddText(request.yaml, request.replace), _Waiting(peer, request))
+            case GetStatus():
+                return self._status(request)
+        return None
+
+    def _handle_known(
+        self, peer: Peer, request: OpenSession | ListPersonas | RemovePersona | SetAdapterScales
+    ) -> Answer | None:
+        """A request that is about the catalog, which is as new as it has to be."""
+        match request:
+            case OpenSession():
+                return self.dialogue.open_session(request)
+            case ListPersonas():
+                return Personas(reply_to=request.id, personas=self._persona_infos())
             case RemovePersona():
                 self.dialogue.catalog.entry(request.persona)
                 self.catalog_thread.submit(RemoveId(request.persona), _Waiting(peer, request))
+                return None
             case SetAdapterScales():
                 persona, adapters = self.dialogue.set_scales(request)
                 return AdapterScalesSet(
                     reply_to=request.id, persona=persona, session_id=request.session_id, adapters=adapters
                 )
-            case GetStatus():
-                return self._status(request)
-        return None
 
-    def _knows(self, persona_id: str) -> bool:
-        with contextlib.suppress(NpcError):
-            return self.dialogue.catalog.entry(persona_id).is_current()
-        return False
+    def _knows(self, request: OpenSession | ListPersonas | RemovePersona | SetAdapterScales) -> bool:
+        """Whether the catalog was read, and holds the newest version of the persona that the request names."""
+        if not self._catalog_read or isinstance(request, ListPersonas):
+            return self._catalog_read
+        if request.persona is None:
+            return True
+        entry = self.dialogue.catalog.entries.get(persona_key(request.persona))
+        return entry is not None and entry.is_current()
 
     def _welcome(self, request: Hello) -> Welcome:
         return Welcome(
@@ -312,10 +327,13 @@ class Daemon:
         self.catalog_thread.submit(Scan(), turn)
 
     def _on_catalog(self, result: CatalogResult) -> None:
+        self._catalog_read = True
         if result.catalog is not self.dialogue.catalog:
             self._use_catalog(result.catalog)
         if isinstance(result.token, _Waiting):
             self._answer_waiting(result.token, result)
+        elif isinstance(result.token, Turn):
+            result.token.files = "current"
         elif isinstance(result.token, EngineReady):
             self.dialogue.base_known = True
         self.dialogue.pump()
@@ -335,18 +353,22 @@ class Daemon:
         try:
             if result.error is not None:
                 raise result.error
-            self._send(identity, self._late_answer(request, result))
+            answer = self._late_answer(waiting, result)
+            if answer is not None:
+                self._send(identity, answer)
         except NpcError as error:
             self._send(identity, error_answer(error, request.id))
 
-    def _late_answer(self, request: Request, result: CatalogResult) -> Answer:
-        if isinstance(request, OpenSession):
-            return self.dialogue.open_session(request)
-        if isinstance(request, RemovePersona):
+    def _late_answer(self, waiting: _Waiting, result: CatalogResult) -> Answer | None:
+        request = waiting.request
+        if result.removed:
+            assert isinstance(request, RemovePersona)
             return PersonaRemoved(reply_to=request.id, persona=request.persona)
-        assert result.added is not None
-        persona, replaced = result.added
-        return PersonaAdded(reply_to=request.id, persona=_info(result.catalog.entry(persona.id)), replaced=replaced)
+        if result.added is not None:
+            persona, replaced = result.added
+            return PersonaAdded(reply_to=request.id, persona=_info(result.catalog.entry(persona.id)), replaced=replaced)
+        assert isinstance(request, OpenSession | ListPersonas | RemovePersona | SetAdapterScales)
+        return self._handle_known(waiting.peer, request)
 
     def _on_engine(self, process: EngineProcess, message: EngineMessage) -> None:
         if not self.engine.take(process, message):

@@ -177,11 +177,12 @@ class Dialogue:
         return True
 
     def _current_entry(self, turn: Turn) -> CatalogEntry | None:
-        """The persona's version for this turn; None while a file behind it turned out to be another one by now."""
+        """The persona's version for this turn; None while files that turned out to be changed are being read."""
         found = self.catalog.entries.get(persona_key(turn.session.persona_id))
-        if not turn.looked_again and (found is None or not found.is_current()):
-            turn.looked_again = True
+        if turn.files == "not checked" and (found is None or not found.is_current()):
+            turn.files = "being read"
             self._look_again(turn)
+        if turn.files == "being read":
             return None
         return self.catalog.usable(turn.session.persona_id)
 

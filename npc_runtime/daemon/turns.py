@@ -18,7 +18,7 @@ class Turn:
 
     ``client`` and ``reply_to`` are where answers go: the connection that asked last. ``answers`` are all answers so
     far, so that a repeated request gets them again. ``entry`` and ``adapters`` are fixed when the turn leaves the
-    queue. Times are seconds of the daemon's clock; 0 means "not yet".
+    queue. ``files`` tells whether the files behind its persona were looked at. Times are seconds of the daemon's clock; 0 means "not yet".
     """
 
     request: StartTurn
@@ -32,7 +32,7 @@ class Turn:
     seed: int = 0
     cancelled: bool = False
     keep: bool = False
-    looked_again: bool = False
+    files: Literal["not checked", "being read", "current"] = "not checked"
     left_queue: float = 0
     first_text: float = 0
     deltas: int = 0

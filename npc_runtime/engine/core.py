@@ -94,7 +94,9 @@ class EngineCore:
             case StopTurn(turn_id):
                 self._stop(turn_id)
             case ForgetSession(session_id):
-                if self._run is None or self._run.turn.session_id != session_id:
+                if self._run is not None and self._run.turn.session_id == session_id:
+                    self._run.forgotten = True
+                else:
                     self.lanes.forget(session_id)
             case KeepAdapters(digests):
                 self._keep = frozenset(digests)
@@ -145,7 +147,9 @@ class EngineCore:
         return [TurnFailed(turn_id=run.turn.turn_id, code=error.code, message=error.message, stats=self.stats())]
 
     def _end(self) -> None:
-        self._run, self._steps = None, iter(())
+        run, self._run, self._steps = self._run, None, iter(())
+        if run is not None and run.forgotten:
+            self.lanes.forget(run.turn.session_id)
         self._free_adapters()
 
     def stats(self) -> EngineStats:

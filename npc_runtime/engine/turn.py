@@ -42,11 +42,15 @@ class Reply:
 
 
 class TurnRun:
-    """The running turn. ``steps`` is the whole of it; setting ``cancelled`` ends it at the next step."""
+    """The running turn. ``steps`` is the whole of it; setting ``cancelled`` ends it at the next step.
+
+    ``forgotten``: its session was closed meanwhile; what is kept for it goes when the turn has ended.
+    """
 
     def __init__(self, turn: RunTurn, core: EngineCore, clock: Callable[[], float]) -> None:
         self.turn = turn
         self.cancelled = False
+        self.forgotten = False
         self.lane: Lane | None = None
         self._core = core
         self._clock = clock
@@ -122,7 +126,7 @@ class TurnRun:
         if reply.text or reply.reason in ("cancelled", "time"):
             return reply
         lane.keep_shared(calls)
-        lane.decode(calls[-1], adapters, want_logits=True)
+        yield from self._prefill(lane, calls, adapters)
         again = yield from self._attempt(lane, adapters, max(self.turn.min_tokens, RETRY_MIN_TOKENS), 1)
         again.generated += reply.generated
         return again

@@ -82,7 +82,8 @@ class LlamaModel:
         """Token ids of ``text``. With ``special`` False no id is a control or user-defined token.
 
         llama.cpp matches user-defined tokens even where special tokens are not to be parsed (0.3.36), so where one
-        turns up in plain text, the text is cut inside it and both parts are tokenised on their own.
+        turns up in plain text, the text is cut inside it and both parts are tokenised on their own. Runs of white
+        space are user-defined in some vocabularies (Gemma 3); they are ordinary text.
         """
         tokens = self._tokenize(text, special)
         if special or not any(self._is_reserved(token) for token in tokens):
@@ -107,12 +108,13 @@ class LlamaModel:
             if len(text) > 1:
                 for part in (text[:1], text[1:]):
                     plain.extend(self.tokenize(part, special=False))
-            elif text.isspace():
-                plain.append(token)
         return plain
 
     def _is_reserved(self, token: int) -> bool:
-        return bool(lib.llama_vocab_get_attr(self._vocab, token) & _RESERVED) or token in self.end_tokens
+        if token in self.end_tokens:
+            return True
+        reserved = bool(lib.llama_vocab_get_attr(self._vocab, token) & _RESERVED)
+        return reserved and not self.piece(token, special=True).isspace()
 
     def piece(self, token: int, *, special: bool = False) -> bytes:
         """The bytes that ``token`` stands for; a control token's text only with ``special``."""

@@ -29,6 +29,7 @@ class LlamaSampler:
         recent: Sequence[int],
     ) -> None:
         self._n_vocab = n_vocab
+        self._greedy = sampling.temperature == 0
         self._bar = _bar(n_vocab, barred) if barred else None
         self._bar_draws = min_tokens
         self._chain = lib.llama_sampler_chain_init(lib.llama_sampler_chain_default_params())
@@ -48,10 +49,11 @@ class LlamaSampler:
     def probabilities(self, logits: npt.NDArray[np.float32]) -> dict[int, float]:
         """The distribution that a draw would be made from: token to probability, dropped tokens left out."""
         candidates = self._candidates(logits)
+        if self._greedy:
+            return {int(candidates.data[candidates.selected].id): 1.0}
         rows = [candidates.data[index] for index in range(candidates.size)]
-        # The chain's last stage draws; before it, greedy leaves all candidates, so weigh by the chain's own p.
         total = sum(row.p for row in rows)
-        return {int(row.id): float(row.p) / total for row in rows if row.p > 0} if total > 0 else {}
+        return {int(row.id): float(row.p) / total for row in rows if row.p > 0}
 
     def _candidates(self, logits: npt.NDArray[np.float32]) -> lib.llama_token_data_array:
         table = np.zeros(self._n_vocab, dtype=[("id", np.int32), ("logit", np.float32), ("p", np.float32)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 import re
 from typing import Any
 
@@ -68,11 +69,11 @@ def _explained(document: YamlText, error: msgspec.ValidationError) -> PersonaInv
     path = _path(match["path"] or "$")
     what = match["what"]
     value = _value_at(document.value, path)
+    line, where = document.line_of(path), _dotted(path)
     shown = f", found {value!r}" if isinstance(value, (str, type(None))) and path else ""
-    where = _dotted(path)
-    return invalid(
-        document.source, document.line_of(path), f"{where + ': ' if where else ''}{what}{shown}{_hint(path)}"
-    )
+    if "Expected `str`" in what and isinstance(value, (dict, list)):
+        shown = f"; the line is: {document.row(line)!r}; put quotes around the text, or use a '|' block"
+    return invalid(document.source, line, f"{where + ': ' if where else ''}{what}{shown}{_hint(path)}")
 
 
 def _hint(path: Path) -> str:
@@ -123,13 +124,14 @@ def _check_adapters(document: YamlText, persona: Persona) -> None:
             raise invalid(document.source, line, "adapters: scale is not a number; allowed is a number like 0.8")
         if not _is_inside(ref.path):
             raise invalid(document.source, line, f"adapter '{ref.path}' must be a file inside the adapters folder")
-        if ref.path in seen:
+        same_file = posixpath.normpath(ref.path.replace("\\", "/"))
+        if same_file in seen:
             raise invalid(
                 document.source,
                 line,
-                f"adapter '{ref.alias}' is listed twice (first in line {seen[ref.path]}); keep one",
+                f"adapter '{ref.alias}' is listed twice (first in line {seen[same_file]}); keep one",
             )
-        seen[ref.path] = line
+        seen[same_file] = line
 
 
 def _is_inside(path: str) -> bool:

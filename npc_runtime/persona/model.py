@@ -45,7 +45,7 @@ class Persona(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """A character as its writer made it. All texts are exactly the characters of the file."""
 
     schema: Literal["npc/1"]
-    id: Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[^\s/\\][^/\\\x00-\x1f]*$")]
+    id: Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[^\s/\\][^/\\\x00-\x1f]*\Z")]
     name: Name
     summary: str = ""
     background: str = ""

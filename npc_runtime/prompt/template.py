@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import jinja2
+import msgspec
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from npc_runtime.prompt.conversation import Conversation, Exchange
@@ -56,7 +57,7 @@ class TranscriptTemplate(PromptTemplate):
 
     def render(self, conversation: Conversation) -> list[Segment]:
         """See :meth:`PromptTemplate.render`."""
-        c = conversation
+        c = _in_lines(conversation)
         opening = f"\n{c.player}: {APPROACH}\n{c.character}: {c.greeting}" if c.greeting else ""
         segments = [Segment(f"{c.system}\n{opening}", ends_block=True)]
         for exchange in c.exchanges:
@@ -155,6 +156,18 @@ def _messages(c: Conversation, contents: _Contents, system_role: bool) -> list[d
         lead = ""
     messages.append(_message("user", lead + contents.add(Segment(c.line))))
     return messages
+
+
+def _in_lines(c: Conversation) -> Conversation:
+    """The conversation with every player line as one line: in a transcript a line break begins another's turn."""
+    return msgspec.structs.replace(
+        c,
+        line=" ".join(c.line.splitlines()),
+        player=" ".join(c.player.splitlines()),
+        exchanges=tuple(
+            msgspec.structs.replace(exchange, player=" ".join(exchange.player.splitlines())) for exchange in c.exchanges
+        ),
+    )
 
 
 def _message(role: str, content: str) -> dict[str, str]:

@@ -66,9 +66,10 @@ def error_answer(error: NpcError, reply_to: RequestId | None, turn_id: str | Non
 
 def _read_map(data: bytes) -> dict[str, Any]:
     try:
-        value = msgpack.unpackb(data, raw=False, strict_map_key=False, timestamp=0)
-    # msgpack raises ValueError, its sub-classes, UnicodeDecodeError, OverflowError and, for odd extension types,
-    # others: on hostile bytes every one of them means the same.
+        # Bytes that are not UTF-8 come through as lone surrogates: refused below, when the id is known.
+        value = msgpack.unpackb(data, raw=False, unicode_errors="surrogateescape", strict_map_key=False, timestamp=0)
+    # msgpack raises ValueError, its sub-classes, TypeError for a map as key, OverflowError and, for odd extension
+    # types, others: on hostile bytes every one of them means the same.
     except Exception as error:
         text = f"the message is not valid msgpack ({type(error).__name__}); send exactly one msgpack map"
         raise BadMessage(MalformedMessage(text), None) from None
@@ -86,37 +87,43 @@ def _plain(value: Any, depth: int) -> Any:
     """``value`` with byte strings as text; only what JSON could hold plus 64-bit integers."""
     if depth > MAX_DEPTH:
         raise MalformedMessage(f"the message is nested deeper than {MAX_DEPTH} levels")
-    if isinstance(value, bytes):
-        try:
-            return value.decode()
-        except UnicodeDecodeError:
-            raise MalformedMessage("a byte string in the message is not UTF-8 text; texts must be UTF-8") from None
+    if isinstance(value, (bytes, str)):
+        return _text(value)
     if isinstance(value, list):
         return [_plain(item, depth + 1) for item in value]
     if isinstance(value, dict):
         return {_key(key): _plain(item, depth + 1) for key, item in value.items()}
-    if value is None or isinstance(value, (bool, int, float, str)):
+    if value is None or isinstance(value, (bool, int, float)):
         return value
     raise MalformedMessage(
         f"the message holds a msgpack {type(value).__name__}; allowed are maps, arrays, text, numbers"
     )
 
 
+def _text(value: bytes | str) -> str:
+    try:
+        return (value.encode() if isinstance(value, str) else value).decode()
+    except UnicodeError:
+        raise MalformedMessage("a text in the message is not UTF-8; all texts must be") from None
+
+
 def _key(key: Any) -> str:
-    if isinstance(key, bytes):
-        key = _plain(key, 0)
-    if not isinstance(key, str):
+    if not isinstance(key, (bytes, str)):
         raise MalformedMessage(f"a map key is {str(key)[:40]!r}; all keys must be strings")
-    return key
+    return _text(key)
 
 
 def _request_id(fields: dict[Any, Any]) -> RequestId | None:
     value = fields.get("id", fields.get(b"id"))
-    if isinstance(value, bytes):
-        value = value.decode("utf-8", "replace")
     if isinstance(value, int) and not isinstance(value, bool) and -(2**63) <= value < 2**63:
         return value
-    return value if isinstance(value, str) and 0 < len(value) <= 128 else None
+    if not isinstance(value, (bytes, str)):
+        return None
+    try:
+        text = _text(value)
+    except MalformedMessage:
+        return None
+    return text if 0 < len(text) <= 128 else None
 
 
 def _typed(fields: dict[str, Any], known: dict[str, Any]) -> Any:

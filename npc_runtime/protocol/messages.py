@@ -42,27 +42,27 @@ class AdapterUse(msgspec.Struct, frozen=True):
     """One adapter that a reply was really computed with: name, sha256 of the file's content, exact scale."""
 
     name: str
-    digest: str
+    digest: Annotated[str, Meta(description="sha256 of the file's content, 64 hexadecimal digits")]
     scale: float
 
 
 class Usage(msgspec.Struct, frozen=True):
     """Token counts of a turn. ``prompt = reused + new``; ``generated`` are the reply's tokens."""
 
-    prompt_tokens: int
-    reused_tokens: int
-    new_tokens: int
-    generated_tokens: int
+    prompt_tokens: Annotated[int, Meta(description="all that the model read")]
+    reused_tokens: Annotated[int, Meta(description="of these, how many were in the KV cache already")]
+    new_tokens: Annotated[int, Meta(description="of these, how many were computed for this turn")]
+    generated_tokens: Annotated[int, Meta(description="what the model wrote, tokens that are not shown included")]
 
 
 class Timings(msgspec.Struct, frozen=True):
     """Milliseconds. ``ttft`` counts from the arrival of ``start_turn`` to its first text."""
 
-    queue_ms: float
-    switch_ms: float
-    prefill_ms: float
-    ttft_ms: float
-    decode_ms: float
+    queue_ms: Annotated[float, Meta(description="waited for its turn")]
+    switch_ms: Annotated[float, Meta(description="loading adapters and binding them")]
+    prefill_ms: Annotated[float, Meta(description="reading the new tokens")]
+    ttft_ms: Annotated[float, Meta(description="from arrival to the first text; 0 where there was none")]
+    decode_ms: Annotated[float, Meta(description="writing the reply")]
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
@@ -165,9 +165,9 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
 class Welcome(Answer, frozen=True, kw_only=True, tag="welcome"):
     """Answer to ``hello``. A changed ``daemon_id`` means that the daemon restarted and sessions are gone."""
 
-    protocol: int
-    version: str
-    daemon_id: str
+    protocol: Annotated[int, Meta(description="protocol version the daemon speaks")]
+    version: Annotated[str, Meta(description="version of the program")]
+    daemon_id: Annotated[str, Meta(description="name of this run of the daemon")]
     state: Annotated[str, Meta(description="loading, ready, failed or draining")]
 
 
@@ -178,8 +178,8 @@ class SessionOpened(Answer, frozen=True, kw_only=True, tag="session_opened"):
     persona: str
     name: Annotated[str, Meta(description="the character's display name")]
     greeting: Annotated[str, Meta(description="the character's first line, to be shown; may be empty")]
-    resumed: bool
-    turns: int
+    resumed: Annotated[bool, Meta(description="the session was there before")]
+    turns: Annotated[int, Meta(description="exchanges it holds")]
 
 
 class SessionClosed(Answer, frozen=True, kw_only=True, tag="session_closed"):
@@ -194,16 +194,18 @@ class TurnStarted(Answer, frozen=True, kw_only=True, tag="turn_started"):
     turn_id: str
     session_id: str
     persona: str
-    name: str
-    adapters: tuple[AdapterUse, ...]
-    seed: int
+    name: Annotated[str, Meta(description="the character's display name")]
+    adapters: Annotated[
+        tuple[AdapterUse, ...], Meta(description="what the turn is computed with; empty = the base model")
+    ]
+    seed: Annotated[int, Meta(description="the seed that is used, given or drawn")]
 
 
 class TurnDelta(Answer, frozen=True, kw_only=True, tag="turn_delta"):
     """A piece of the reply. ``index`` counts from 0; all pieces in order are exactly the reply's text."""
 
     turn_id: str
-    index: int
+    index: Annotated[int, Meta(description="0, 1, 2, …")]
     text: str
 
 
@@ -213,16 +215,16 @@ class TurnFinished(Answer, frozen=True, kw_only=True, tag="turn_finished"):
     turn_id: str
     session_id: str
     persona: str
-    text: str
-    finish_reason: FinishReason
+    text: Annotated[str, Meta(description="the whole reply")]
+    finish_reason: Annotated[FinishReason, Meta(description="why it ended")]
     kept: Annotated[bool, Meta(description="the exchange is part of the conversation")]
     fallback: Annotated[bool, Meta(description="the model gave nothing usable; text is a line of the writer's")]
     rebuilt: Annotated[bool, Meta(description="the conversation's KV had to be computed again")]
     dropped_exchanges: Annotated[int, Meta(description="oldest exchanges that no longer fit the context, in all")]
     usage: Usage
     timings: Timings
-    adapters: tuple[AdapterUse, ...]
-    seed: int
+    adapters: Annotated[tuple[AdapterUse, ...], Meta(description="what it was computed with; empty = the base model")]
+    seed: Annotated[int, Meta(description="the seed that was used")]
     tokens: Annotated[tuple[int, ...] | None, Meta(description="the reply's token ids, where asked for")] = None
 
 
@@ -230,19 +232,22 @@ class TurnCancelled(Answer, frozen=True, kw_only=True, tag="turn_cancelled"):
     """Answer to ``cancel_turn``: what the turn was when the cancel arrived."""
 
     turn_id: str
-    was: Literal["queued", "running", "finished", "unknown"]
+    was: Annotated[
+        Literal["queued", "running", "finished", "unknown"],
+        Meta(description="the turn's state when the cancel arrived"),
+    ]
 
 
 class PersonaInfo(msgspec.Struct, frozen=True):
     """One persona of the catalog."""
 
     id: str
-    name: str
-    summary: str
+    name: Annotated[str, Meta(description="display name")]
+    summary: Annotated[str, Meta(description="one line: who is this")]
     source: Annotated[str, Meta(description="file name in the personas folder, or 'wire'")]
     version: Annotated[str, Meta(description="digest of the persona's content and its adapters' content")]
-    available: bool
-    adapters: tuple[AdapterScale, ...]
+    available: Annotated[bool, Meta(description="sessions can be opened")]
+    adapters: Annotated[tuple[AdapterScale, ...], Meta(description="as the persona's file has them")]
     problem: Annotated[str, Meta(description="why it is not available, or what is wrong with its newest file")]
 
 
@@ -256,7 +261,7 @@ class PersonaAdded(Answer, frozen=True, kw_only=True, tag="persona_added"):
     """The persona can be talked to."""
 
     persona: PersonaInfo
-    replaced: bool
+    replaced: Annotated[bool, Meta(description="it took the place of another")]
 
 
 class PersonaRemoved(Answer, frozen=True, kw_only=True, tag="persona_removed"):
@@ -277,49 +282,49 @@ class Problem(msgspec.Struct, frozen=True):
     """Something a writer should mend. ``since`` is seconds since the epoch."""
 
     file: str
-    line: int
+    line: Annotated[int, Meta(description="counts from 1; 0: no line is to blame")]
     message: str
-    since: float
+    since: Annotated[float, Meta(description="seconds since 1970")]
 
 
 class EngineStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The engine process. ``decode_calls`` and ``decoded_tokens`` count what was really passed to llama_decode."""
 
     state: Literal["starting", "ready", "failed"]
-    pid: int | None
-    restarts: int
-    last_error: str
+    pid: Annotated[int | None, Meta(description="process id; null while there is none")]
+    restarts: Annotated[int, Meta(description="engines that were started after the first")]
+    last_error: Annotated[str, Meta(description="how the last engine ended; empty: none did")]
     model: str
     model_digest: str
     architecture: str
-    context_tokens: int
-    lanes: int
-    lanes_bound: int
-    adapters_loaded: int
-    decode_calls: int
-    decoded_tokens: int
-    adapter_switches: int
+    context_tokens: Annotated[int, Meta(description="per conversation")]
+    lanes: Annotated[int, Meta(description="how many conversations can be kept ready")]
+    lanes_bound: Annotated[int, Meta(description="lanes in use")]
+    adapters_loaded: Annotated[int, Meta(description="adapter files in memory")]
+    decode_calls: Annotated[int, Meta(description="calls of llama_decode")]
+    decoded_tokens: Annotated[int, Meta(description="tokens passed to it")]
+    adapter_switches: Annotated[int, Meta(description="how often a lane got another adapter set")]
 
 
 class Status(Answer, frozen=True, kw_only=True, tag="status"):
     """How the daemon is. Byte counts are resident set sizes."""
 
-    state: str
+    state: Annotated[str, Meta(description="loading, ready, failed or draining")]
     version: str
     protocol: int
     daemon_id: str
     pid: int
     uptime_s: float
-    clients: int
+    clients: Annotated[int, Meta(description="connections that said hello")]
     sessions: int
     turns_queued: int
-    turns_finished: int
-    turns_failed: int
-    running_turn: str | None
-    personas: int
-    personas_unavailable: int
-    problems: tuple[Problem, ...]
-    rss_bytes: int
+    turns_finished: Annotated[int, Meta(description="since the start")]
+    turns_failed: Annotated[int, Meta(description="since the start, ended with an error")]
+    running_turn: Annotated[str | None, Meta(description="its turn_id")]
+    personas: Annotated[int, Meta(description="in the catalog")]
+    personas_unavailable: Annotated[int, Meta(description="of these, how many cannot be talked to")]
+    problems: Annotated[tuple[Problem, ...], Meta(description="what a writer should mend")]
+    rss_bytes: Annotated[int, Meta(description="memory of both processes")]
     engine: EngineStatus
 
 
@@ -330,8 +335,8 @@ class Pong(Answer, frozen=True, kw_only=True, tag="pong"):
 class Error(Answer, frozen=True, kw_only=True, tag="error"):
     """The end of a request that failed. ``turn_id`` is set when a turn ended with it."""
 
-    code: str
-    message: str
+    code: Annotated[str, Meta(description="see the table of codes")]
+    message: Annotated[str, Meta(description="for people")]
     fault: Annotated[str, Meta(description="request, content or runtime: who can mend it")]
     retryable: Annotated[bool, Meta(description="the same request may succeed later")]
     turn_id: str | None = None

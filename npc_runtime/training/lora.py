@@ -103,7 +103,7 @@ def train_lora(
     started = time.monotonic()
     torch.manual_seed(settings.seed)
     for adapter in frozen:
-        _merge(base, adapter)
+        merge_frozen(base, adapter)
     _wrap(base, settings)
     last = _optimise(base, train, settings, report)
     held_out_loss = _mean_loss(base, held_out, settings.batch)
@@ -111,7 +111,8 @@ def train_lora(
     return Trained(lora, base.heads, last, held_out_loss, time.monotonic() - started)
 
 
-def _merge(base: TrainableBase, adapter: FrozenAdapter) -> None:
+def merge_frozen(base: TrainableBase, adapter: FrozenAdapter) -> None:
+    """Add the adapter's update at its scale to the base's weights, for good."""
     import torch
 
     weights = dict(base.model.named_parameters())

@@ -1,4 +1,4 @@
-"""A LoRA adapter with random weights that fits SmolLM2-135M: its effect is unmistakable and free of charge."""
+"""A LoRA adapter with random weights that fits a base model: its effect is unmistakable and free of charge."""
 
 from pathlib import Path
 
@@ -14,6 +14,15 @@ SMOLLM2_SHAPES = {
     "ffn_gate": (576, 1536),
     "ffn_down": (1536, 576),
 }
+GEMMA3_SHAPES = {
+    "attn_q": (640, 1024),
+    "attn_k": (640, 256),
+    "attn_v": (640, 256),
+    "attn_output": (1024, 640),
+    "ffn_up": (640, 2048),
+    "ffn_gate": (640, 2048),
+    "ffn_down": (2048, 640),
+}
 
 
 def write_random_adapter(
@@ -24,7 +33,7 @@ def write_random_adapter(
     shapes: dict[str, tuple[int, int]] | None = None,
     blocks: int = 30,
     rank: int = 4,
-    strength: float = 0.03,
+    strength: float = 0.08,
     metadata: dict[str, str] | None = None,
 ) -> Path:
     """Write the adapter to ``path``. ``shapes`` maps a weight to (inputs, outputs)."""

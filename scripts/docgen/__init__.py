@@ -1,0 +1,1 @@
+"""What ``scripts/generate-docs`` does: documentation tables and byte vectors from the definitions."""
