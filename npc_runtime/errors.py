@@ -228,9 +228,9 @@ class InternalError(NpcError):
 
 
 def all_codes() -> dict[str, type[NpcError]]:
-    """Every wire code with its class; sub-classes only (the abstract ones carry a code of their own too)."""
+    """Every wire code with its class. The root has no code of its own: it stands for codes that are not known here."""
     found: dict[str, type[NpcError]] = {}
-    pending: list[type[NpcError]] = [NpcError]
+    pending: list[type[NpcError]] = list(NpcError.__subclasses__())
     while pending:
         cls = pending.pop(0)
         pending.extend(cls.__subclasses__())

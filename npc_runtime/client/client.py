@@ -21,6 +21,7 @@ from npc_runtime import __version__
 from npc_runtime.errors import ConnectionLost, NpcError, from_code
 from npc_runtime.protocol import PROTOCOL_VERSION, decode_answer, encode
 from npc_runtime.protocol.messages import (
+    AdapterListed,
     AdapterScale,
     AdapterScalesSet,
     AddPersona,
@@ -132,7 +133,7 @@ class Client:
 
     def set_adapter_scales(
         self, scales: Mapping[str, float] | None, *, persona: str | None = None, session_id: str | None = None
-    ) -> tuple[AdapterScale, ...]:
+    ) -> tuple[AdapterListed, ...]:
         """Change scales for a persona or for one session; None takes the change back. The adapters as they are then."""
         request = SetAdapterScales(
             id=self._id(), persona=persona, session_id=session_id, scales=None if scales is None else dict(scales)

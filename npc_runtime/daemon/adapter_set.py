@@ -12,19 +12,19 @@ from collections.abc import Mapping, Sequence
 from npc_runtime.catalog import AdapterFile, Catalog, CatalogEntry
 from npc_runtime.engine.commands import AdapterSource
 from npc_runtime.errors import AdapterInvalid, InvalidField, UnknownAdapter, suggest
-from npc_runtime.protocol.messages import AdapterScale
+from npc_runtime.protocol.messages import AdapterListed, AdapterScale
 
 MAX_ADAPTERS = 16
 
 Scales = Mapping[str, float]
 
 
-def scaled_adapters(entry: CatalogEntry, *overrides: Scales | None) -> tuple[AdapterScale, ...]:
+def scaled_adapters(entry: CatalogEntry, *overrides: Scales | None) -> tuple[AdapterListed, ...]:
     """The persona's adapters with the scales that are in force; later ``overrides`` are stronger."""
     scales = {ref.alias: ref.scale for ref in entry.persona.adapters}
     for override in overrides:
         scales.update({name: scale for name, scale in (override or {}).items() if name in scales})
-    return tuple(AdapterScale(name, scale) for name, scale in scales.items())
+    return tuple(AdapterListed(name, scale) for name, scale in scales.items())
 
 
 def check_scales(entry: CatalogEntry, scales: Scales) -> None:

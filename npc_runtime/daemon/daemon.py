@@ -208,7 +208,7 @@ class Daemon:
             self._check_greeting(peer, request)
             answer = self._handle(peer, request)
         except NpcError as error:
-            answer = error_answer(error, request.id, getattr(request, "turn_id", None))
+            answer = error_answer(error, request.id)
         except Exception:
             log.exception("request failed")
             answer = error_answer(InternalError("the daemon failed on this request; see its log"), request.id)

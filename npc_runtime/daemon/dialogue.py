@@ -17,14 +17,14 @@ from npc_runtime.config import Settings
 from npc_runtime.daemon.adapter_set import check_scales, scaled_adapters, turn_adapters
 from npc_runtime.daemon.engine_client import EngineClient
 from npc_runtime.daemon.sessions import Session, Sessions
-from npc_runtime.daemon.turns import Turn, Turns
+from npc_runtime.daemon.turns import Listener, Turn, Turns
 from npc_runtime.engine.commands import ForgetSession, ReplyDelta, RunTurn, StopTurn, TurnBegan, TurnDone, TurnFailed
 from npc_runtime.errors import EngineCrashed, InvalidField, MessageTooLarge, NpcError, ShuttingDown, from_code
 from npc_runtime.persona import Persona, persona_key
 from npc_runtime.prompt import Conversation, Exchange, greeting_text, system_text
 from npc_runtime.protocol import error_answer
 from npc_runtime.protocol.messages import (
-    AdapterScale,
+    AdapterListed,
     AdapterUse,
     Answer,
     CancelTurn,
@@ -95,7 +95,7 @@ class Dialogue:
 
     # Scales
 
-    def set_scales(self, request: SetAdapterScales) -> tuple[str, tuple[AdapterScale, ...]]:
+    def set_scales(self, request: SetAdapterScales) -> tuple[str, tuple[AdapterListed, ...]]:
         """Change scales from the next turn on; the persona's id and its adapters as they are then."""
         if (request.persona is None) == (request.session_id is None):
             raise InvalidField("set_adapter_scales: give either persona or session_id, exactly one of them")
@@ -126,7 +126,7 @@ class Dialogue:
             self._attach(repeated, client, request)
             return
         session = self._check(request)
-        self.turns.enqueue(Turn(request, session, client, request.id, self._clock()))
+        self.turns.enqueue(Turn(request, session, [Listener(client, request.id)], self._clock()))
         self.pump()
 
     def _check(self, request: StartTurn) -> Session:
@@ -144,10 +144,11 @@ class Dialogue:
         return self.sessions.get(request.session_id)
 
     def _attach(self, turn: Turn, client: bytes, request: StartTurn) -> None:
-        turn.client, turn.reply_to = client, request.id
-        turn.answers = [msgspec.structs.replace(answer, reply_to=request.id) for answer in turn.answers]
+        listener = Listener(client, request.id)
+        if listener not in turn.listeners:
+            turn.listeners.append(listener)
         for answer in turn.answers:
-            self._send(client, answer)
+            self._send(client, msgspec.structs.replace(answer, reply_to=request.id))
 
     def pump(self) -> None:
         """Start the next turn where that is possible: not before the adapters were compared with the base model."""
@@ -214,9 +215,10 @@ class Dialogue:
         return TurnCancelled(reply_to=request.id, turn_id=request.turn_id, was=was)
 
     def cancel_of(self, client: bytes) -> None:
-        """Cancel every turn of a client that is gone."""
+        """A client is gone: cancel every turn that nobody else listens to."""
         for turn in self.turns.open_turns():
-            if turn.client == client:
+            turn.listeners = [listener for listener in turn.listeners if listener.client != client]
+            if not turn.listeners:
                 self._cancel(turn, keep=False)
 
     def cancel_all(self) -> None:
@@ -238,7 +240,7 @@ class Dialogue:
         zero = Usage(prompt_tokens=0, reused_tokens=0, new_tokens=0, generated_tokens=0)
         queue_ms = (turn.left_queue - turn.arrived) * 1e3
         answer = TurnFinished(
-            reply_to=turn.reply_to,
+            reply_to=None,
             turn_id=turn.id,
             session_id=session.id,
             persona=session.persona_id,
@@ -266,7 +268,7 @@ class Dialogue:
         self._answer(
             turn,
             TurnStarted(
-                reply_to=turn.reply_to,
+                reply_to=None,
                 turn_id=turn.id,
                 session_id=turn.request.session_id,
                 persona=persona.id,
@@ -285,7 +287,7 @@ class Dialogue:
     def _say(self, turn: Turn, text: str) -> None:
         if turn.deltas == 0:
             turn.first_text = self._clock()
-        self._answer(turn, TurnDelta(reply_to=turn.reply_to, turn_id=turn.id, index=turn.deltas, text=text))
+        self._answer(turn, TurnDelta(reply_to=None, turn_id=turn.id, index=turn.deltas, text=text))
         turn.deltas += 1
 
     def on_done(self, event: TurnDone) -> None:
@@ -310,7 +312,7 @@ class Dialogue:
     def _finished(self, turn: Turn, event: TurnDone, text: str, *, kept: bool, fallback: bool) -> TurnFinished:
         session = turn.session
         return TurnFinished(
-            reply_to=turn.reply_to,
+            reply_to=None,
             turn_id=turn.id,
             session_id=session.id,
             persona=session.persona_id,
@@ -346,12 +348,17 @@ class Dialogue:
             self.pump()
 
     def on_engine_lost(self) -> None:
-        """The engine died: the running turn ends with an error, sessions and queue stay."""
+        """The engine died: the running turn ends with an error; sessions and queue stay.
+
+        A turn that the engine had not begun goes back to the head of the queue, once.
+        """
         turn = self.turns.running
-        if turn is not None:
-            self._fail(
-                turn, EngineCrashed("the engine process ended during this turn; nothing of it was kept; try again")
-            )
+        if turn is not None and not turn.answers and not turn.cancelled and not turn.started_again:
+            turn.started_again = True
+            self.turns.put_back(turn)
+        elif turn is not None:
+            text = "the engine process ended during this turn; nothing of it was kept; say the line again"
+            self._fail(turn, EngineCrashed(text))
         self.pump()
 
     def _running(self, turn_id: str) -> Turn | None:
@@ -360,7 +367,7 @@ class Dialogue:
 
     def _fail(self, turn: Turn, error: NpcError) -> None:
         self.failed += 1
-        self._end(turn, error_answer(error, turn.reply_to, turn.id))
+        self._end(turn, error_answer(error, None, turn.id))
 
     def _end(self, turn: Turn, answer: Answer) -> None:
         self.turns.finish(turn)
@@ -370,7 +377,8 @@ class Dialogue:
 
     def _answer(self, turn: Turn, answer: Answer) -> None:
         turn.answers.append(answer)
-        self._send(turn.client, answer)
+        for client, reply_to in turn.listeners:
+            self._send(client, msgspec.structs.replace(answer, reply_to=reply_to))
 
 
 def _conversation(persona: Persona, session: Session, line: str) -> Conversation:

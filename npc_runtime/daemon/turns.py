@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from npc_runtime.catalog import CatalogEntry
 from npc_runtime.daemon.sessions import Session
@@ -12,19 +12,26 @@ from npc_runtime.errors import Busy, TurnConflict
 from npc_runtime.protocol.messages import AdapterUse, Answer, RequestId, StartTurn
 
 
+class Listener(NamedTuple):
+    """A request that is answered: the connection it came from, and its id."""
+
+    client: bytes
+    reply_to: RequestId
+
+
 @dataclass
 class Turn:
     """One player line and the reply to it.
 
-    ``client`` and ``reply_to`` are where answers go: the connection that asked last. ``answers`` are all answers so
-    far, so that a repeated request gets them again. ``entry`` and ``adapters`` are fixed when the turn leaves the
-    queue. ``files`` tells whether the files behind its persona were looked at. Times are seconds of the daemon's clock; 0 means "not yet".
+    ``listeners`` are the requests that asked for it (one, and every repetition). ``answers`` are all answers so far, so
+    that a repeated request gets them too. ``entry`` and ``adapters`` are fixed when the turn leaves the queue.
+    ``files`` tells whether the files behind its persona were looked at. Times are seconds of the daemon's clock; 0
+    means "not yet".
     """
 
     request: StartTurn
     session: Session
-    client: bytes
-    reply_to: RequestId
+    listeners: list[Listener]
     arrived: float
     state: Literal["queued", "running", "finished"] = "queued"
     entry: CatalogEntry | None = None
@@ -32,6 +39,7 @@ class Turn:
     seed: int = 0
     cancelled: bool = False
     keep: bool = False
+    started_again: bool = False
     files: Literal["not checked", "being read", "current"] = "not checked"
     left_queue: float = 0
     first_text: float = 0
@@ -80,6 +88,12 @@ class Turns:
         if len(self.queue) >= self._max_queued:
             raise Busy(f"{len(self.queue)} turns are waiting, as many as max_queued_turns allows; try again later")
         self.queue.append(turn)
+
+    def put_back(self, turn: Turn) -> None:
+        """The running turn is the next one again."""
+        self.running = None
+        turn.state = "queued"
+        self.queue.appendleft(turn)
 
     def finish(self, turn: Turn) -> None:
         """Move a turn to the finished ones."""

@@ -54,7 +54,7 @@ def read_yaml(text: str, source: str) -> YamlText:
     text = text.removeprefix("\ufeff")
     result = YamlText(source, rows=text.splitlines())
     try:
-        nodes = list(yaml.compose_all(text, Loader=yaml.CSafeLoader))
+        nodes = _compose(text)
     except yaml.MarkedYAMLError as error:
         line = _mark_line(error, result.rows)
         raise invalid(source, line, _explain(error, result.row(line))) from None
@@ -66,6 +66,14 @@ def read_yaml(text: str, source: str) -> YamlText:
         raise invalid(source, 1, f"the file holds {found}; a persona file holds exactly one map of 'key: value' lines")
     _Plain(result).read(nodes[0])
     return result
+
+
+def _compose(text: str) -> list[yaml.Node | None]:
+    try:
+        return list(yaml.compose_all(text, Loader=yaml.CSafeLoader))
+    except yaml.MarkedYAMLError:
+        # libyaml is fast, but often names the wrong line or none; the Python parser tells where it really is.
+        return list(yaml.compose_all(text, Loader=yaml.SafeLoader))
 
 
 def invalid(source: str, line: int, message: str) -> PersonaInvalid:

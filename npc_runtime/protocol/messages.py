@@ -38,6 +38,13 @@ class AdapterScale(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     scale: Scale = 1.0
 
 
+class AdapterListed(msgspec.Struct, frozen=True):
+    """One adapter of a persona and the scale it has there."""
+
+    name: str
+    scale: float
+
+
 class AdapterUse(msgspec.Struct, frozen=True):
     """One adapter that a reply was really computed with: name, sha256 of the file's content, exact scale."""
 
@@ -247,7 +254,7 @@ class PersonaInfo(msgspec.Struct, frozen=True):
     source: Annotated[str, Meta(description="file name in the personas folder, or 'wire'")]
     version: Annotated[str, Meta(description="digest of the persona's content and its adapters' content")]
     available: Annotated[bool, Meta(description="sessions can be opened")]
-    adapters: Annotated[tuple[AdapterScale, ...], Meta(description="as the persona's file has them")]
+    adapters: Annotated[tuple[AdapterListed, ...], Meta(description="as the persona's file has them")]
     problem: Annotated[str, Meta(description="why it is not available, or what is wrong with its newest file")]
 
 
@@ -275,7 +282,7 @@ class AdapterScalesSet(Answer, frozen=True, kw_only=True, tag="adapter_scales_se
 
     persona: str
     session_id: str | None
-    adapters: tuple[AdapterScale, ...]
+    adapters: tuple[AdapterListed, ...]
 
 
 class Problem(msgspec.Struct, frozen=True):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -77,14 +76,13 @@ def evaluate_command(
         voices = load_voices(paths.personas)
         if write_docs:
             _need("matplotlib")
-        started = time.monotonic()
         with _bar("scoring held-out replies") as bar:
             evaluation = evaluate(voices, paths, settings.threads or default_threads(), bar.show)
         _print_matrix(evaluation)
         if write_docs:
             page = docs / "voices.md"
             page.parent.mkdir(parents=True, exist_ok=True)
-            page.write_text(render(evaluation, paths, time.monotonic() - started), encoding="utf-8")
+            page.write_text(render(evaluation, paths), encoding="utf-8")
             draw_heat_map(evaluation, docs / "img" / "voices.png")
             console.print(f"wrote {page} and {docs / 'img' / 'voices.png'}")
     if not all(row.holds for row in evaluation.rows):

@@ -31,8 +31,8 @@ class AdapterFacts:
     training: dict[str, Any]
 
 
-def render(evaluation: Evaluation, paths: Paths, seconds: float) -> str:
-    """The page's Markdown. ``seconds``: how long the evaluation took."""
+def render(evaluation: Evaluation, paths: Paths) -> str:
+    """The page's Markdown."""
     facts = [read_facts(path) for path in _files(evaluation.sets, paths.adapters)]
     return "\n".join(
         [
@@ -65,7 +65,7 @@ def render(evaluation: Evaluation, paths: Paths, seconds: float) -> str:
             "",
             "## Measured with",
             "",
-            *_conditions(paths, seconds),
+            *_conditions(paths),
             "",
         ]
     )
@@ -197,13 +197,13 @@ def _settings_lines(facts: Sequence[AdapterFacts]) -> list[str]:
     return ["Training settings:", "", *lines, "", f"Trained with {made}."]
 
 
-def _conditions(paths: Paths, seconds: float) -> list[str]:
+def _conditions(paths: Paths) -> list[str]:
     today = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
     return [
         f"* base model: `{paths.base_model.name}`",
         f"* llama-cpp-python {metadata.version('llama-cpp-python')}, Python {platform.python_version()}",
         f"* {_processor()}, {platform.system()}",
-        f"* {today}, in {seconds:.0f} s",
+        f"* {today}",
     ]
 
 

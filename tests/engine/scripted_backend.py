@@ -247,8 +247,9 @@ class ScriptedBackend:
 
 def _softmax(ranked: Sequence[tuple[int, float]]) -> dict[int, float]:
     best = ranked[0][1]
-    weights = [float(np.exp(score - best)) for _, score in ranked]
-    return {token: weight / sum(weights) for (token, _), weight in zip(ranked, weights, strict=True)}
+    weights = {token: float(np.exp(score - best)) for token, score in ranked}
+    total = sum(weights.values())
+    return {token: weight / total for token, weight in weights.items()}
 
 
 def _likely() -> npt.NDArray[np.float64]:

@@ -10,6 +10,7 @@ from npc_runtime.errors import AdapterInvalid, EngineUnavailable
 from npc_runtime.llama import LlamaModel
 from npc_runtime.sampling import Sampling
 from tests.engine.scripted_backend import ScriptedBackend, ScriptedSampler
+from tests.support.random_adapter import write_random_adapter
 
 NEUTRAL = Sampling(temperature=1, top_k=0, top_p=1, min_p=0, repeat_penalty=1)
 GREEDY = Sampling(temperature=0, repeat_penalty=1)
@@ -61,8 +62,8 @@ def adapters(model, files):
 
 @pytest.fixture
 def contexts(model):
-    """Two contexts of 96 tokens; they are closed before the adapters are freed."""
-    made = [model.new_context(context_tokens=96, chunk_tokens=32, threads=2) for _ in range(2)]
+    """Two contexts of 256 tokens that decode up to 64 at once."""
+    made = [model.new_context(context_tokens=256, chunk_tokens=64, threads=2) for _ in range(2)]
     yield made
     for context in made:
         context.set_adapters(())
@@ -172,14 +173,12 @@ def test_decoded_tokens_and_calls_are_counted(model, contexts):
     assert (context.decode_calls, context.decoded_tokens, other.decode_calls) == (2, 6, 0)
 
 
-@pytest.mark.parametrize(("count", "position"), [(33, 0), (0, 0), (10, 90), (1, 10_000)])
+@pytest.mark.parametrize(("count", "position"), [(65, 0), (0, 0), (10, 250), (1, 256)])
 def test_a_decode_that_does_not_fit_is_a_value_error_and_nothing_is_computed(model, contexts, count, position):
-    context = contexts[0]
-    size = context.context_tokens
-    with pytest.raises(ValueError, match=f"decode of {count} tokens"):
-        context.decode([prompt(model)[0]] * count, position if position < 96 else size, want_logits=True)
-        context.decode([prompt(model)[0]] * count, size - 5, want_logits=True)
-    assert context.decode_calls == 0 or position == 90
+    assert contexts[0].context_tokens == 256
+    with pytest.raises(ValueError, match=f"decode of {count} tokens at {position}"):
+        contexts[0].decode([prompt(model)[0]] * count, position, want_logits=True)
+    assert contexts[0].decode_calls == 0
 
 
 def test_logits_that_were_not_asked_for_are_not_there(model, contexts):
@@ -256,8 +255,6 @@ def test_a_file_that_is_no_adapter_is_refused_with_its_name(model, tmp_path, con
 
 @pytest.mark.parametrize("how", ["architecture", "shape"])
 def test_an_adapter_of_another_model_is_refused_with_its_name(smollm2, tmp_path, how):
-    from tests.support.random_adapter import write_random_adapter
-
     path = write_random_adapter(
         tmp_path / "other.gguf",
         1,

@@ -20,7 +20,7 @@ pytest.importorskip("transformers", reason="needs the extra [train]")
 
 TEXT = (
     "The ferry leaves at dusk. She pulled the rope, looked at the grey water and said: no coin, no crossing. The old "
-    "man opened his purse, counted three small coins into her hand and sat down between the sheep and the barrels of salt."
+    "man opened his purse, counted three small coins into her hand and sat down between the sheep and the barrels."
 )
 SHORT = TrainingSettings(
     rank=2, alpha=4.0, epochs=6, batch=2, learning_rate=5e-3, targets=("q_proj", "k_proj", "v_proj")

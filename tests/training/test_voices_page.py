@@ -57,7 +57,7 @@ def test_a_set_of_several_adapters_is_also_measured_without_its_last_ones():
 
 
 def test_the_numbers_of_the_page_can_be_read_back(paths):
-    matrix = read_matrix(render(EVALUATION, paths, 60.0))
+    matrix = read_matrix(render(EVALUATION, paths))
     assert matrix == {
         ("ann", "ann"): -1.23,
         ("ann", "bob"): -2.5,
@@ -69,7 +69,7 @@ def test_the_numbers_of_the_page_can_be_read_back(paths):
 
 
 def test_the_page_tells_margins_sets_adapters_and_settings(paths):
-    page = render(EVALUATION, paths, 60.0)
+    page = render(EVALUATION, paths)
     assert "| `ann` | 12 | 200 | +0.77 | +1.27 |" in page
     assert "| `bob` | hill × 0.5, bob × 1 |" in page
     assert "| `bob` | `somebody` | hill × 0.5 | 60 | 12 | 0.0" in page
