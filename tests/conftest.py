@@ -45,7 +45,8 @@ def gemma3() -> Iterator[LlamaModel]:
 def smollm2_adapters(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """Two adapters with random weights that fit SmolLM2-135M."""
     folder = tmp_path_factory.mktemp("smollm2_adapters")
-    return write_random_adapter(folder / "a.gguf", 1), write_random_adapter(folder / "b.gguf", 2)
+    one, other = (write_random_adapter(folder / f"{name}.gguf", seed, strength=0.2) for seed, name in enumerate("ab"))
+    return one, other
 
 
 @pytest.fixture(scope="session")

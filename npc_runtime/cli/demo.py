@@ -92,7 +92,7 @@ def play(client: Client) -> None:
 
 
 def _row(table: Table, session: Session, turn: TurnFinished) -> None:
-    adapters = ", ".join(f"{a.name} × {a.scale:g} ({a.digest[:8]})" for a in turn.adapters) or "none (base model)"
+    adapters = " + ".join(f"{a.name} × {a.scale:g}" for a in turn.adapters) or "none (base model)"
     usage = turn.usage
     numbers = (f"{turn.timings.ttft_ms:.0f} ms", usage.reused_tokens, usage.new_tokens, usage.generated_tokens)
     table.add_row(Text(session.name), Text(adapters), *map(str, numbers))

@@ -50,7 +50,7 @@ class ReplyText:
 
     def settle(self, tokens: Sequence[int], pieces: Sequence[bytes]) -> tuple[tuple[int, ...], str]:
         """How the next prompt repeats this reply: the leading tokens that are part of it, and the text after them."""
-        if self._renamed or self._start is None:
+        if self._renamed or self._start is None or not self.text:
             return (), self.text
         wanted = (self._raw[: self._start + self._said] if self.stopped else self._raw).encode()
         taken, best = 0, (0, 0)
@@ -111,7 +111,7 @@ def _player_lines(player: str) -> list[str]:
     where a sentence about the player follows (``Player draws``) or nothing: ``Anna, come!`` is said to Anna.
     """
     names = "|".join(regex.escape(name) for name in dict.fromkeys((player, *_GENERIC_NAMES)) if name.strip())
-    lines = [rf"(?i:(?:\A|\n){_MARKUP}(?:{names})[*_\s\])]*[:：])"]
+    lines = [rf"(?i:(?:\A|\n){_MARKUP}(?:{names})[*_\s\])\"']*[:：])"]
     if len(player.strip()) >= 3:
-        lines.append(rf"(?i:\n[\s*_>]*{regex.escape(player)})(?:[ \t]+[a-z]|[ \t*_]*\n)")
+        lines.append(rf"(?i:\n[\s*_>]*{regex.escape(player)}[*_]*)(?:[ \t]+[a-z]|[ \t*_]*\n)")
     return lines

@@ -51,9 +51,10 @@ class LlamaSampler:
         candidates = self._candidates(logits)
         if self._greedy:
             return {int(candidates.data[candidates.selected].id): 1.0}
-        rows = [candidates.data[index] for index in range(candidates.size)]
-        total = sum(row.p for row in rows)
-        return {int(row.id): float(row.p) / total for row in rows if row.p > 0}
+        rows = candidates.table[: candidates.size]
+        rows = rows[rows["p"] > 0]
+        shares = rows["p"].astype(np.float64)
+        return dict(zip(rows["id"].tolist(), (shares / shares.sum()).tolist(), strict=True))
 
     def _candidates(self, logits: npt.NDArray[np.float32]) -> lib.llama_token_data_array:
         table = np.zeros(self._n_vocab, dtype=[("id", np.int32), ("logit", np.float32), ("p", np.float32)])
@@ -61,7 +62,7 @@ class LlamaSampler:
         table["logit"] = logits
         data = table.ctypes.data_as(ctypes.POINTER(lib.llama_token_data))
         candidates = lib.llama_token_data_array(data=data, size=self._n_vocab, selected=-1, sorted=False)
-        candidates.keeps_alive = table
+        candidates.table = table  # llama.cpp works in it; it must live as long
         if self._bar is not None and self._bar_draws > 0:
             lib.llama_sampler_apply(self._bar, ctypes.byref(candidates))
         lib.llama_sampler_apply(self._chain, ctypes.byref(candidates))

@@ -28,23 +28,36 @@ def b(smollm2_adapters) -> AdapterSource:
     return source(smollm2_adapters[1])
 
 
-@pytest.mark.parametrize("lanes", [1, 4])
-def test_interleaved_voices_are_token_for_token_what_each_is_alone(smollm2, a, b, lanes):
-    sets = {"A": [a], "B": [b], "base": [], "A at 0.4": [at(a, 0.4)]}
-    lines = (LINE, "Tell me more.")
+LINES = (LINE, "Tell me more.")
 
-    together = Scene(real_core(smollm2, lanes), sampling=GREEDY)
-    interleaved = [heard(together.say(name, line, sets[name], max_tokens=12)) for line in lines for name in sets]
-    together.close()
 
-    alone = {}
-    for name, adapters in sets.items():
+def voices(a: AdapterSource, b: AdapterSource) -> dict[str, list[AdapterSource]]:
+    return {"A": [a], "B": [b], "base": [], "A at 0.4": [at(a, 0.4)]}
+
+
+@pytest.fixture(scope="module")
+def alone(smollm2, smollm2_adapters) -> dict[tuple[str, str], tuple[object, ...]]:
+    """What each voice says in an engine of its own."""
+    replies = {}
+    for name, adapters in voices(*map(source, smollm2_adapters)).items():
         scene = Scene(real_core(smollm2, 1), sampling=GREEDY)
-        for line in lines:
-            alone[name, line] = heard(scene.say(name, line, adapters, max_tokens=12))
+        for line in LINES:
+            replies[name, line] = heard(scene.say(name, line, adapters, max_tokens=8))
         scene.close()
-    assert interleaved == [alone[name, line] for line in lines for name in sets]
-    assert len({reply[1] for reply in interleaved[:4]}) == 4, "the voices cannot be told apart"
+    return replies
+
+
+@pytest.mark.parametrize("lanes", [1, 4])
+def test_interleaved_voices_are_token_for_token_what_each_is_alone(smollm2, a, b, lanes, alone):
+    scene = Scene(real_core(smollm2, lanes), sampling=GREEDY)
+    for line in LINES:
+        for name, adapters in voices(a, b).items():
+            assert heard(scene.say(name, line, adapters, max_tokens=8)) == alone[name, line], name
+    scene.close()
+
+
+def test_the_voices_can_be_told_apart(alone):
+    assert len({reply[0] for (_, line), reply in alone.items() if line == LINE}) == 4
 
 
 def one_conversation(a: AdapterSource, b: AdapterSource) -> list[tuple[str, str, list[AdapterSource]]]:
@@ -53,23 +66,23 @@ def one_conversation(a: AdapterSource, b: AdapterSource) -> list[tuple[str, str,
 
 
 def test_a_change_of_adapter_or_scale_within_a_conversation_is_as_in_a_cold_engine(smollm2, a, b):
-    check_isolation(lambda: real_core(smollm2, 1), one_conversation(a, b), max_tokens=12)
+    check_isolation(lambda: real_core(smollm2, 1), one_conversation(a, b), max_tokens=8)
 
 
 @pytest.mark.parametrize("mutant", [without_adapters, without_scales])
 def test_the_isolation_check_fails_for_a_kv_key_that_leaves_something_out(smollm2, a, b, mutant, monkeypatch):
     monkeypatch.setattr(turn_module, "kv_key", mutant)
     with pytest.raises(AssertionError, match="one for all"):
-        check_isolation(lambda: real_core(smollm2, 1), one_conversation(a, b), max_tokens=12)
+        check_isolation(lambda: real_core(smollm2, 1), one_conversation(a, b), max_tokens=8)
     assert turn_module.kv_key is not kv_key
 
 
 def test_from_the_second_turn_on_only_the_new_line_is_decoded(smollm2, a):
     scene = Scene(real_core(smollm2, 2), sampling=GREEDY)
-    before = scene.say("s", LINE, [a], max_tokens=12)
+    before = scene.say("s", LINE, [a], max_tokens=8)
     for line in ("Is he kind?", "Thank you."):
         decoded = scene.core.stats().decoded_tokens
-        done = scene.say("s", line, [a], max_tokens=12)
+        done = scene.say("s", line, [a], max_tokens=8)
         assert done.reused_tokens == before.prompt_tokens + len(before.tokens)
         new = done.prompt_tokens - done.reused_tokens
         assert new <= len(smollm2.tokenize(line + before.rest, special=False)) + 12
@@ -80,7 +93,7 @@ def test_from_the_second_turn_on_only_the_new_line_is_decoded(smollm2, a):
 
 def test_after_a_cancel_and_a_failed_decode_the_next_turn_is_as_in_a_cold_engine(smollm2, a, monkeypatch):
     scene = Scene(real_core(smollm2, 2), sampling=GREEDY)
-    scene.say("s", LINE, [a], max_tokens=12)
+    scene.say("s", LINE, [a], max_tokens=8)
     for after in (0, 1, 2, 8):
         assert scene.run(scene.turn("s", "Wait!", [a]), cancel_after=after)[-1].finish_reason == "cancelled"
 
@@ -95,7 +108,7 @@ def test_after_a_cancel_and_a_failed_decode_the_next_turn_is_as_in_a_cold_engine
         patch.setattr(LlamaContext, "decode", failing)
         assert scene.fail(scene.turn("s", "Wait again!", [a])).code == "decode_failed"
 
-    turn = scene.turn("s", "Never mind.", [a], max_tokens=12)
+    turn = scene.turn("s", "Never mind.", [a], max_tokens=8)
     done = scene.finish(turn)
     scene.close()
     assert heard(done) == heard(cold(lambda: real_core(smollm2, 1), turn))
