@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
-import platformdirs
 import psutil
 import yaml
 from msgspec import Meta
@@ -75,11 +74,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     drain_seconds: Annotated[
         float, Meta(ge=0, le=1.5, description="seconds a running turn may take to end at stop")
     ] = 0.7
-
-
-def default_ready_file() -> Path:
-    """Where ``ready_file: auto`` is: the same place for the daemon and for the commands that look for it."""
-    return platformdirs.user_runtime_path("npc-runtime") / "daemon.json"
 
 
 def load_settings(

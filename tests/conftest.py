@@ -45,7 +45,9 @@ def gemma3() -> Iterator[LlamaModel]:
 def smollm2_adapters(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """Two adapters with random weights that fit SmolLM2-135M."""
     folder = tmp_path_factory.mktemp("smollm2_adapters")
-    one, other = (write_random_adapter(folder / f"{name}.gguf", seed, strength=0.2) for seed, name in enumerate("ab"))
+    one, other = (
+        write_random_adapter(folder / f"{name}.gguf", seed, blocks=10, strength=0.5) for seed, name in enumerate("ab")
+    )
     return one, other
 
 
@@ -54,7 +56,7 @@ def gemma3_adapters(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Pat
     """Two adapters with random weights that fit Gemma 3 270M."""
     folder = tmp_path_factory.mktemp("gemma3_adapters")
     one, other = (
-        write_random_adapter(folder / f"{name}.gguf", seed, architecture="gemma3", shapes=GEMMA3_SHAPES, blocks=18)
+        write_random_adapter(folder / f"{name}.gguf", seed, architecture="gemma3", shapes=GEMMA3_SHAPES, blocks=8)
         for seed, name in enumerate("ab")
     )
     return one, other

@@ -7,7 +7,6 @@ from typing import Annotated
 import typer
 
 from npc_runtime.client import Client
-from npc_runtime.config import default_ready_file
 
 Endpoint = Annotated[
     str,
@@ -21,4 +20,4 @@ Endpoint = Annotated[
 
 def connect(endpoint: str) -> Client:
     """A connection to ``endpoint``, or (empty) to the daemon of the default ready file."""
-    return Client(endpoint) if endpoint else Client.from_ready_file(default_ready_file())
+    return Client(endpoint) if endpoint else Client.local()

@@ -13,7 +13,8 @@ import typer
 from rich.console import Console
 from rich.logging import RichHandler
 
-from npc_runtime.config import Settings, default_ready_file, load_settings
+from npc_runtime.client import default_ready_file
+from npc_runtime.config import Settings, load_settings
 from npc_runtime.daemon.daemon import Daemon
 
 

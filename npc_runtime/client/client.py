@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+import platformdirs
 import zmq
 
 from npc_runtime import __version__
@@ -59,6 +60,11 @@ REQUEST_TIMEOUT_S = 10.0
 TURN_TIMEOUT_S = 180.0
 
 
+def default_ready_file() -> Path:
+    """Where a daemon with ``ready_file: auto`` says where it is: one place per user."""
+    return platformdirs.user_runtime_path("npc-runtime") / "daemon.json"
+
+
 class Client:
     """A connection to a daemon. Use as a context manager, or call :meth:`close`.
 
@@ -96,6 +102,11 @@ class Client:
                 f"no running daemon is known from '{path}' ({error}); start one: npc-runtime serve"
             ) from None
         return cls(endpoint, timeout_s=timeout_s)
+
+    @classmethod
+    def local(cls, *, timeout_s: float = REQUEST_TIMEOUT_S) -> Client:
+        """Connect to the daemon that this user started last (``npc-runtime serve`` without ``--ready-file``)."""
+        return cls.from_ready_file(default_ready_file(), timeout_s=timeout_s)
 
     def __enter__(self) -> Client:
         return self

@@ -131,15 +131,18 @@ class _Contents:
         return True
 
     def split(self, rendered: str) -> list[Segment]:
-        segments: list[Segment] = []
-        for index, content in enumerate(self._segments):
+        scaffolds: list[str] = []
+        for index in range(len(self._segments)):
             scaffold, rendered = rendered.split(_MARK.format(index), 1)
-            if scaffold:
-                segments.append(Segment(scaffold, special=True))
+            scaffolds.append(scaffold)
+        segments: list[Segment] = []
+        for scaffold, content in zip(scaffolds, self._segments, strict=True):
+            # A reply's tokens were generated right after the prompt's own end. Some templates write something else in
+            # front of a past reply (a blank, say); with it, no prompt would begin with the one before.
+            before = rendered if content.tokens else scaffold
+            segments += [Segment(before, special=True)] if before else []
             segments.append(content)
-        if rendered:
-            segments.append(Segment(rendered, special=True))
-        return segments
+        return [*segments, Segment(rendered, special=True)] if rendered else segments
 
 
 def _messages(c: Conversation, contents: _Contents, system_role: bool) -> list[dict[str, str]]:

@@ -63,7 +63,9 @@ def written(
     return path.read_bytes()
 
 
-def pair(name="blk.0.attn_q.weight", *, n_in=32, n_out=32, rank_a=4, rank_b=4, dtype=np.float16) -> dict[str, np.ndarray]:
+def pair(
+    name="blk.0.attn_q.weight", *, n_in=32, n_out=32, rank_a=4, rank_b=4, dtype=np.float16
+) -> dict[str, np.ndarray]:
     return {
         f"{name}.lora_a": np.ones((rank_a, n_in), dtype=dtype),
         f"{name}.lora_b": np.ones((n_out, rank_b), dtype=dtype),
@@ -208,16 +210,12 @@ def test_a_missing_string_is_refused(tmp_path, key):
 
 
 def test_a_general_type_that_is_a_number_is_refused(tmp_path):
-    data = written(
-        tmp_path / "x.gguf", strings={"general.type": None}, more=lambda w: w.add_uint32("general.type", 1)
-    )
+    data = written(tmp_path / "x.gguf", strings={"general.type": None}, more=lambda w: w.add_uint32("general.type", 1))
     refused(data, "general.type is 1; it must be 'adapter'")
 
 
 def test_an_adapter_type_that_is_a_number_is_refused(tmp_path):
-    data = written(
-        tmp_path / "x.gguf", strings={"adapter.type": None}, more=lambda w: w.add_uint32("adapter.type", 1)
-    )
+    data = written(tmp_path / "x.gguf", strings={"adapter.type": None}, more=lambda w: w.add_uint32("adapter.type", 1))
     refused(data, "metadata 'adapter.type' is missing or not a string")
 
 
@@ -259,7 +257,10 @@ LONE_B = {"blk.0.attn_q.weight.lora_b": np.ones((32, 4), dtype=np.float16)}
         ({**pair(), "blk.0.attn_q.weight.lora_c": np.ones((4, 32), dtype=np.float16)}, "is not a LoRA pair"),
         (pair(dtype=np.int8), "is I8; allowed are F32, F16, BF16, Q8_0"),
         (pair(dtype=np.float64), "is F64"),
-        ({**pair(), "b.lora_a": np.ones(4, dtype=np.float16), "b.lora_b": np.ones(4, dtype=np.float16)}, "two dimensions"),
+        (
+            {**pair(), "b.lora_a": np.ones(4, dtype=np.float16), "b.lora_b": np.ones(4, dtype=np.float16)},
+            "two dimensions",
+        ),
         (filled("blk.0.attn_q.weight.lora_a", np.nan), "NaN or infinite"),
         (filled("blk.0.attn_q.weight.lora_b", np.inf), "NaN or infinite"),
     ],
@@ -285,7 +286,9 @@ def checked(data: bytes) -> None:
 
 
 @settings(max_examples=150)
-@given(flips=st.lists(st.tuples(st.integers(0, 1 << 20), st.integers(1, 255)), min_size=1, max_size=6), head=st.booleans())
+@given(
+    flips=st.lists(st.tuples(st.integers(0, 1 << 20), st.integers(1, 255)), min_size=1, max_size=6), head=st.booleans()
+)
 def test_flipped_bytes_never_raise_anything_but_a_refusal(sound, flips, head):
     data = bytearray(sound)
     for place, mask in flips:  # most flips go where the structure is
@@ -300,7 +303,9 @@ def test_bytes_that_are_cut_out_or_put_in_never_raise_anything_but_a_refusal(sou
 
 
 @settings(max_examples=40)
-@given(place=st.integers(4, 1200), width=st.sampled_from([4, 8]), number=st.sampled_from([0, 1, 2**31, 2**32 - 1, 2**60]))
+@given(
+    place=st.integers(4, 1200), width=st.sampled_from([4, 8]), number=st.sampled_from([0, 1, 2**31, 2**32 - 1, 2**60])
+)
 def test_counts_and_lengths_of_any_size_never_raise_anything_but_a_refusal(sound, place, width, number):
     patch = (number % (1 << (8 * width))).to_bytes(width, "little")
     checked(sound[:place] + patch + sound[place + width :])

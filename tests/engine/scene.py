@@ -57,7 +57,13 @@ class Scene:
         self._turns = 0
 
     def turn(
-        self, session: str, line: str, adapters: Sequence[AdapterSource] = (), *, max_tokens: int = 24, min_tokens: int = 0
+        self,
+        session: str,
+        line: str,
+        adapters: Sequence[AdapterSource] = (),
+        *,
+        max_tokens: int = 24,
+        min_tokens: int = 0,
     ) -> RunTurn:
         """The session's next turn, not yet submitted."""
         self._turns += 1

@@ -97,7 +97,15 @@ def test_the_pieces_of_a_texts_tokens_are_the_text(model, text):
 @pytest.mark.parametrize("text", CONTROL_TEXTS)
 def test_plain_text_never_becomes_a_control_token(model, text):
     control = {model.bos, *model.end_tokens}
-    for name in ("<|im_start|>", "<|im_end|>", "<start_of_turn>", "<end_of_turn>", "<|endoftext|>", "<unused1>", "<td>"):
+    for name in (
+        "<|im_start|>",
+        "<|im_end|>",
+        "<start_of_turn>",
+        "<end_of_turn>",
+        "<|endoftext|>",
+        "<unused1>",
+        "<td>",
+    ):
         ids = model.tokenize(name, special=True)
         control.update(ids if len(ids) == 1 else ())
     assert not control & set(model.tokenize(text, special=False))
@@ -115,7 +123,9 @@ def test_tokenising_never_adds_a_beginning_token(model):
     assert model.bos not in model.tokenize("Hello", special=True)
 
 
-@pytest.mark.parametrize("text", ["A" * 20_000, "\n" * 20_000, " " * 20_000, "." * 20_000, "中" * 20_000, "us" * 10_000])
+@pytest.mark.parametrize(
+    "text", ["A" * 20_000, "\n" * 20_000, " " * 20_000, "." * 20_000, "中" * 20_000, "us" * 10_000]
+)
 def test_long_unbroken_texts_are_tokenised_whole(model, text):
     tokens = model.tokenize(text, special=False)
     assert b"".join(map(model.piece, tokens)) == text.encode()

@@ -49,7 +49,9 @@ def test_known_macros_are_expanded_in_any_case_and_with_blanks(macro):
     assert expand(f"I am {macro}!", "Mira", "Anna") == "I am Mira!"
 
 
-@pytest.mark.parametrize("text", ["{{unknown}}", "{{char", "char}}", "{char}", "{{char}", "{{ch ar}}", "{{}}", "<USER>"])
+@pytest.mark.parametrize(
+    "text", ["{{unknown}}", "{{char", "char}}", "{char}", "{{char}", "{{ch ar}}", "{{}}", "<USER>"]
+)
 def test_what_is_no_known_macro_stays_as_it_is(text):
     assert expand(text, "Mira", "Anna") == text
 
