@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Callable
 from typing import Literal
 
@@ -24,8 +23,7 @@ from npc_runtime.protocol.messages import EngineStatus
 
 log = logging.getLogger("npc_runtime.daemon")
 
-MAX_DEATHS = 5
-DEATH_WINDOW_S = 60.0
+MAX_FAILED_STARTS = 3
 
 State = Literal["starting", "ready", "failed"]
 
@@ -44,7 +42,7 @@ class EngineClient:
         self._post = post
         self._clock = clock
         self._start_timeout_s = start_timeout_s
-        self._deaths: deque[float] = deque(maxlen=MAX_DEATHS)
+        self._failed_starts = 0
         self._loading: str | None = None
         self._poisonous: set[str] = set()
         self.state: State = "starting"
@@ -80,6 +78,7 @@ class EngineClient:
         match message:
             case EngineReady():
                 self.state, self.info, self.stats = "ready", message, message.stats
+                self._failed_starts = 0
                 log.info("engine ready: %s (%s), pid %d", message.name, message.architecture, process.pid)
             case EngineFailed(_, text):
                 self._give_up(text)
@@ -103,9 +102,10 @@ class EngineClient:
         if self._loading is not None:
             self._poisonous.add(self._loading)
             self._loading = None
-        self._deaths.append(self._clock())
-        if len(self._deaths) == MAX_DEATHS and self._clock() - self._deaths[0] < DEATH_WINDOW_S:
-            self._give_up(f"it died {MAX_DEATHS} times within {DEATH_WINDOW_S:g} s; last: {self.last_error}")
+        if self.state == "starting":
+            self._failed_starts += 1
+        if self._failed_starts == MAX_FAILED_STARTS:
+            self._give_up(f"it died {MAX_FAILED_STARTS} times in a row before it was ready; last: {self.last_error}")
             return
         self.restarts += 1
         self.state = "starting"

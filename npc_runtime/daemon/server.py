@@ -150,7 +150,8 @@ class Server:
         if peer is None:
             envelope = [b""] if len(frames) > 2 and not frames[1].bytes else []
             peer = self.peers[identity] = Peer(identity, envelope)
-        peer.link = int(frames[-1].get(zmq.SRCFD))
+        with contextlib.suppress(zmq.ZMQError):  # not every transport has a descriptor
+            peer.link = int(frames[-1].get(zmq.SRCFD))
         return peer
 
     def send(self, identity: Identity, data: bytes) -> None:

@@ -55,7 +55,7 @@ class Sessions:
             return session, True
         if len(self._sessions) >= self._limit:
             raise Busy(f"{self._limit} sessions are open, as many as max_sessions allows; close some")
-        session = Session(session_id or secrets.token_hex(8), persona_id, player.strip() or "Player")
+        session = Session(session_id or secrets.token_hex(8), persona_id, " ".join(player.split()) or "Player")
         self._sessions[session.id] = session
         return session, False
 

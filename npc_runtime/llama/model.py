@@ -140,10 +140,15 @@ class LlamaModel:
         """Free an adapter. No context may name it any more (llama.cpp does not detach it)."""
         lib.llama_adapter_lora_free(adapter.pointer)
 
-    def new_context(self, *, context_tokens: int, chunk_tokens: int, threads: int) -> LlamaContext:
-        """A context of its own KV cache for one sequence."""
+    def new_context(self, *, context_tokens: int, chunk_tokens: int, threads: int, outputs: int = 1) -> LlamaContext:
+        """A context of its own KV cache for one sequence. ``outputs``: tokens of one decode that may have logits."""
         return LlamaContext(
-            self._model, self.n_vocab, context_tokens=context_tokens, chunk_tokens=chunk_tokens, threads=threads
+            self._model,
+            self.n_vocab,
+            context_tokens=context_tokens,
+            chunk_tokens=chunk_tokens,
+            threads=threads,
+            outputs=outputs,
         )
 
     def new_sampler(self, sampling: Sampling, seed: int, min_tokens: int, recent: Sequence[int]) -> LlamaSampler:

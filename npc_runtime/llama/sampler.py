@@ -40,6 +40,8 @@ class LlamaSampler:
 
     def sample(self, context: LlamaContext) -> int:
         """Draw a token from the context's last logits and remember it for the repeat penalty."""
+        if self._bar is None or self._bar_draws <= 0:
+            return int(lib.llama_sampler_sample(self._chain, context.pointer, -1))
         candidates = self._candidates(context.logits())
         token = int(candidates.data[candidates.selected].id)
         lib.llama_sampler_accept(self._chain, token)

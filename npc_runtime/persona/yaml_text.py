@@ -71,7 +71,9 @@ def read_yaml(text: str, source: str) -> YamlText:
 def _compose(text: str) -> list[yaml.Node | None]:
     try:
         return list(yaml.compose_all(text, Loader=yaml.CSafeLoader))
-    except yaml.MarkedYAMLError:
+    except yaml.MarkedYAMLError as error:
+        if "nesting depth" in str(error.problem):
+            raise  # the Python parser would take seconds to come to the same end
         # libyaml is fast, but often names the wrong line or none; the Python parser tells where it really is.
         return list(yaml.compose_all(text, Loader=yaml.SafeLoader))
 
@@ -167,7 +169,10 @@ def _mark_line(error: yaml.MarkedYAMLError, rows: list[str]) -> int:
     """The 1-based line to blame: where the parser stopped, or where it began when it stopped on nothing."""
     marks = [mark for mark in (error.problem_mark, error.context_mark) if mark is not None]
     blamed = next((mark for mark in marks if mark.line < len(rows) and rows[mark.line].strip()), None)
-    return blamed.line + 1 if blamed else 1
+    if blamed:
+        return blamed.line + 1
+    last = min(marks[0].line, len(rows)) if marks else 0
+    return next((number for number in range(last, 0, -1) if rows[number - 1].strip()), 1)
 
 
 def _reader_line(error: BaseException, text: str) -> int:

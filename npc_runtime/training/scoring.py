@@ -11,6 +11,7 @@ from npc_runtime.llama import LlamaAdapter, LlamaContext, LlamaModel
 
 CHUNK_TOKENS = 256
 CONTEXT_TOKENS = 1024
+MAX_REPLY_TOKENS = 128
 
 
 class ReplyScorer:
@@ -18,7 +19,7 @@ class ReplyScorer:
 
     def __init__(self, model: LlamaModel, threads: int) -> None:
         self._context: LlamaContext = model.new_context(
-            context_tokens=CONTEXT_TOKENS, chunk_tokens=CHUNK_TOKENS, threads=threads
+            context_tokens=CONTEXT_TOKENS, chunk_tokens=CHUNK_TOKENS, threads=threads, outputs=MAX_REPLY_TOKENS
         )
         self._held: list[int] = []
 
@@ -29,15 +30,16 @@ class ReplyScorer:
         self._context.set_adapters(adapters)
 
     def log_likelihoods(self, prompt: Sequence[int], reply: Sequence[int]) -> npt.NDArray[np.float64]:
-        """The natural log of each reply token's probability after all before it; shape ``(len(reply),)``."""
+        """The natural log of each reply token's probability after all before it; shape ``(len(reply),)``.
+
+        A reply has at most ``MAX_REPLY_TOKENS``; its tokens are decoded at once.
+        """
         self._prefill(prompt)
-        scores = np.empty(len(reply))
-        for index, token in enumerate(reply):
-            scores[index] = _log_probability(self._context.logits(), token)
-            if index + 1 < len(reply):
-                self._context.decode([token], len(self._held), want_logits=True)
-                self._held.append(token)
-        return scores
+        logits = [self._context.logits()]
+        if len(reply) > 1:
+            logits.extend(self._context.logits_after_each(reply[:-1], len(prompt)))
+            self._held += reply[:-1]
+        return np.array([_log_probability(row, token) for row, token in zip(logits, reply, strict=True)])
 
     def logits_after(self, prompt: Sequence[int]) -> npt.NDArray[np.float32]:
         """The logits of the token after ``prompt``; shape ``(n_vocab,)``."""

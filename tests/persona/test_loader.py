@@ -95,7 +95,9 @@ def test_a_missing_field_is_named(field):
     refused("", f"missing required field `{field}`", head=head, line=1)
 
 
-@pytest.mark.parametrize(("more", "field"), [("examples:\n  - player: a\n", "reply"), ("examples:\n  - reply: a\n", "player")])
+@pytest.mark.parametrize(
+    ("more", "field"), [("examples:\n  - player: a\n", "reply"), ("examples:\n  - reply: a\n", "player")]
+)
 def test_a_missing_field_of_an_item_is_named_with_the_items_line(more, field):
     refused(more, f"missing required field `{field}`", "examples[0]", line=5)
 
@@ -140,9 +142,7 @@ def test_a_wrong_value_is_named_with_its_line_and_what_is_allowed(more, saying, 
     refused(more, saying, line=line)
 
 
-@pytest.mark.parametrize(
-    "wrong", ["a/b", "a\\b", "/a", "' a'", '"a\\n"', '"a\\tb"', '"\\n"', "x" * 65, "''", '"a\\0"']
-)
+@pytest.mark.parametrize("wrong", ["a/b", "a\\b", "/a", "' a'", '"a\\n"', '"a\\tb"', '"\\n"', "x" * 65, "''", '"a\\0"'])
 def test_an_id_that_could_be_a_path_or_cannot_be_read_is_refused(wrong):
     refused("", "id: ", head=HEAD.replace("id: mira", f"id: {wrong}"), line=2)
 
@@ -152,7 +152,7 @@ def test_an_id_may_be_any_short_name(right):
     assert loaded("", head=HEAD.replace("id: mira", f"id: {right}")).id == right
 
 
-@pytest.mark.parametrize("number", ["40", "040"[1:], "4e1", "40.0"])
+@pytest.mark.parametrize("number", ["40", "4e1", "40.0"])
 def test_numbers_may_be_written_in_any_way(number):
     assert loaded(f"max_tokens: {number}\n").max_tokens == 40
 
@@ -178,7 +178,16 @@ def test_an_adapter_that_is_listed_twice_is_an_error_that_names_both_lines(again
 
 @pytest.mark.parametrize(
     "path",
-    ["../a.gguf", "a/../../b.gguf", "/etc/a.gguf", "..\\a.gguf", "\\\\host\\a.gguf", "'C:\\a.gguf'", "C:a.gguf", '"a\\0.gguf"'],
+    [
+        "../a.gguf",
+        "a/../../b.gguf",
+        "/etc/a.gguf",
+        "..\\a.gguf",
+        "\\\\host\\a.gguf",
+        "'C:\\a.gguf'",
+        "C:a.gguf",
+        '"a\\0.gguf"',
+    ],
 )
 def test_an_adapter_file_outside_the_adapters_folder_is_refused(path):
     refused(f"adapters:\n  - file: {path}\n", "must be a file inside the adapters folder", line=5)
@@ -199,7 +208,13 @@ def test_an_adapter_may_have_any_name_inside_the_folder(name):
 
 @pytest.mark.parametrize(
     ("one", "other"),
-    [("Mira", "mira"), ("MIRA", "mira"), ("Jos\u00e9", "Jose\u0301"), ("STRASSE", "straße"), ("Ångström", "\u212bngström")],
+    [
+        ("Mira", "mira"),
+        ("MIRA", "mira"),
+        ("Jos\u00e9", "Jose\u0301"),
+        ("STRASSE", "straße"),
+        ("Ångström", "\u212bngström"),
+    ],
 )
 def test_ids_that_differ_in_case_or_unicode_form_only_are_the_same(one, other):
     assert persona_key(one) == persona_key(other)
