@@ -189,7 +189,7 @@ class DecodeError(RuntimeFault):
 
 
 class EngineUnavailable(RuntimeFault):
-    """The engine cannot be started (no model, not enough memory, crashing again and again)."""
+    """The engine cannot be started (no sound model, not enough memory)."""
 
     code = "engine_unavailable"
 

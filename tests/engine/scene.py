@@ -24,6 +24,7 @@ from npc_runtime.sampling import Sampling
 from tests.engine.scripted_backend import ScriptedBackend
 
 GREEDY = Sampling(temperature=0, repeat_penalty=1.0)
+DRAWN = Sampling()
 
 
 def scripted_core(
@@ -49,7 +50,7 @@ def source(path: Path, scale: float = 1.0) -> AdapterSource:
 class Scene:
     """An engine and the conversations with it, by session id."""
 
-    def __init__(self, core: EngineCore, *, system: str = "You are Mira.", sampling: Sampling = Sampling()) -> None:
+    def __init__(self, core: EngineCore, *, system: str = "You are Mira.", sampling: Sampling = DRAWN) -> None:
         self.core = core
         self.system = system
         self.sampling = sampling

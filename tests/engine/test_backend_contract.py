@@ -1,7 +1,7 @@
 """What the engine relies on in a model: one suite for the scripted model of the tests and for the real ones."""
 
+from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -299,16 +299,23 @@ def distribution(model, sampling: Sampling, logits, *, min_tokens=0, recent=()) 
         sampler.close()
 
 
-def drawn(model, sampling: Sampling, seed: int, logits, count=40, *, min_tokens=0) -> list[int]:
-    sampler = model.new_sampler(sampling, seed, min_tokens, ())
+def drawn(model, sampling: Sampling, seed: int, context, count=40) -> list[int]:
+    sampler = model.new_sampler(sampling, seed, 0, ())
     try:
-        return [sampler.sample(SimpleNamespace(logits=lambda: logits)) for _ in range(count)]
+        return [sampler.sample(context) for _ in range(count)]
     finally:
         sampler.close()
 
 
 def neutral(**changes) -> Sampling:
     return Sampling(**{**{name: getattr(NEUTRAL, name) for name in NEUTRAL.__struct_fields__}, **changes})
+
+
+@pytest.fixture
+def spoken(model, contexts):
+    """A context in which a prompt was decoded: draws are made from its logits."""
+    contexts[0].decode(prompt(model), 0, want_logits=True)
+    return contexts[0]
 
 
 FIVE = {"a": 3.0, "b": 2.0, "c": 1.0, "d": 0.0, "e": -1.0}
@@ -328,17 +335,17 @@ def test_at_neutral_values_the_distribution_is_the_softmax_of_the_logits(model, 
         assert got[letter] == pytest.approx(weights[letter] / weights.sum(), rel=1e-4)
 
 
-def test_temperature_0_always_takes_the_likeliest_token(model, five):
+def test_temperature_0_always_takes_the_likeliest_token(model, five, spoken):
     logits, letters = five
     assert distribution(model, GREEDY, logits) == {letters[0]: 1.0}
-    assert set(drawn(model, GREEDY, 3, logits)) == {letters[0]}
+    assert set(drawn(model, GREEDY, 3, spoken)) == {int(np.argmax(spoken.logits()))}
 
 
 @pytest.mark.parametrize("temperature", [0.25, 0.5, 2.0])
 def test_temperature_divides_the_logits(model, five, temperature):
     logits, letters = five
     got = distribution(model, neutral(temperature=temperature), logits)
-    for one, other in zip(letters, letters[1:], strict=False):
+    for one, other in pairwise(letters):
         assert got[one] / got[other] == pytest.approx(np.exp(1 / temperature), rel=1e-3)
 
 
@@ -382,28 +389,32 @@ def test_the_repeat_penalty_looks_at_the_last_n_tokens_only(model, five):
     assert off[a] == pytest.approx(free[a], rel=1e-3)
 
 
-def test_drawn_tokens_count_for_the_repeat_penalty(model, five):
-    logits, (a, b, *_) = five
+def test_drawn_tokens_count_for_the_repeat_penalty(model, spoken):
     sampling = neutral(temperature=0, repeat_penalty=3.0)
-    assert drawn(model, sampling, 1, logits, 2) == [a, b]
+    likeliest = int(np.argmax(spoken.logits()))
+    (second,) = distribution(model, sampling, spoken.logits(), recent=[likeliest])
+    assert second != likeliest
+    assert drawn(model, sampling, 1, spoken, 2) == [likeliest, second]
 
 
-def test_the_same_seed_draws_the_same_tokens_and_another_seed_others(model, five):
+def test_the_same_seed_draws_the_same_tokens_and_another_seed_others(model, spoken):
+    sampling = neutral(temperature=5.0, top_k=3)
+    assert drawn(model, sampling, 5, spoken) == drawn(model, sampling, 5, spoken)
+    assert drawn(model, sampling, 5, spoken) != drawn(model, sampling, 6, spoken)
+    assert set(drawn(model, sampling, 5, spoken)) == set(distribution(model, sampling, spoken.logits()))
+
+
+def test_end_tokens_cannot_be_drawn_before_min_tokens(model, five, spoken):
     logits, letters = five
-    sampling = neutral(temperature=1.5)
-    assert drawn(model, sampling, 5, logits) == drawn(model, sampling, 5, logits)
-    assert drawn(model, sampling, 5, logits) != drawn(model, sampling, 6, logits)
-    assert set(drawn(model, sampling, 5, logits, 150)) >= set(letters[:4])
-
-
-def test_end_tokens_cannot_be_drawn_before_min_tokens(model, five):
-    logits, letters = five
-    for token in model.end_tokens:
-        logits[token] = 30.0
-    assert drawn(model, GREEDY, 1, logits, 4, min_tokens=3)[:3] == [letters[0]] * 3
-    assert drawn(model, GREEDY, 1, logits, 4, min_tokens=3)[3] in model.end_tokens
-    assert not set(model.end_tokens) & set(distribution(model, NEUTRAL, logits, min_tokens=1))
-    assert set(model.end_tokens) & set(distribution(model, NEUTRAL, logits))
+    logits[list(model.end_tokens)] = 30.0
+    sampler = model.new_sampler(NEUTRAL, 1, 2, ())
+    for _ in range(2):
+        got = sampler.probabilities(logits)
+        assert not set(model.end_tokens) & set(got)
+        assert max(got, key=got.__getitem__) == letters[0]
+        assert sampler.sample(spoken) not in model.end_tokens
+    assert set(model.end_tokens) <= set(sampler.probabilities(logits))
+    sampler.close()
 
 
 @pytest.mark.parametrize(

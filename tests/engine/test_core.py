@@ -360,6 +360,20 @@ def test_the_phases_of_the_cancel_test_are_what_they_are_meant_to_be():
     assert generated[:2] == [0, 0] and generated[2] > 0
 
 
+@pytest.mark.parametrize("after", [1, 3, 12])
+def test_nothing_more_is_computed_after_a_cancel(after):
+    scene = Scene(scripted_core())
+    turn = scene.turn("s", LONG, max_tokens=200)
+    scene.core.submit(turn)
+    for _ in range(after):
+        scene.core.step()
+    decoded = scene.core.stats().decode_calls
+    scene.core.submit(StopTurn(turn.turn_id))
+    while scene.core.busy:
+        scene.core.step()
+    assert scene.core.stats().decode_calls == decoded
+
+
 def test_a_cancelled_turn_that_is_kept_is_part_of_the_next_prompt():
     backend = ScriptedBackend()
     scene = Scene(scripted_core(backend))

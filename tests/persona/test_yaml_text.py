@@ -1,4 +1,4 @@
-"""Persona files as writers type them: text stays text, nothing is cut in silence, no file can hang or kill the reader."""
+"""Persona files as writers type them: text stays text, nothing is cut in silence, no file kills the reader."""
 
 import pytest
 import yaml

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 
 from npc_runtime.client import Client
-from support.random_adapter import write_random_adapter
+from tests.support.random_adapter import write_random_adapter
 
 START_TIMEOUT_S = 120
 

@@ -3,9 +3,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support.daemon import Daemon, Folders, running
 
 from npc_runtime.client import Client
+from tests.support.daemon import Daemon, Folders, running
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.daemon import SETTINGS
+
+from tests.support.daemon import SETTINGS
 
 ROOT = Path(__file__).parents[2]
 

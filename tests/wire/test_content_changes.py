@@ -4,11 +4,11 @@ import shutil
 import time
 
 import pytest
-from support.daemon import Daemon, persona_text, replace_file, running
-from support.random_adapter import write_random_adapter
 
 from npc_runtime.client import Client
 from npc_runtime.errors import AdapterInvalid, AdapterMissing, PersonaConflict, PersonaInvalid, UnknownPersona
+from tests.support.daemon import Daemon, persona_text, replace_file, running
+from tests.support.random_adapter import write_random_adapter
 
 LINE = "Tell me of the old road, and do not stop."
 TOKENS = 200

@@ -4,8 +4,8 @@ import importlib.util
 
 import pytest
 
-from support.daemon import Folders, persona_text, replace_file, running
-from support.random_adapter import write_random_adapter
+from tests.support.daemon import Folders, persona_text, replace_file, running
+from tests.support.random_adapter import write_random_adapter
 
 pytestmark = [
     pytest.mark.gemma3,
@@ -88,5 +88,5 @@ def test_an_adapter_for_another_architecture_is_refused(gemma, gemma_folders):
     replace_file(gemma_folders.personas / "foreign.yaml", persona_text("foreign", {"llama": 1.0}))
     from npc_runtime.errors import AdapterInvalid
 
-    with gemma.client() as client, pytest.raises(AdapterInvalid, match="'llama'.*'gemma3'"):
+    with gemma.client() as client, pytest.raises(AdapterInvalid, match=r"'llama'.*'gemma3'"):
         client.open_session("foreign").say("Hello.").wait()

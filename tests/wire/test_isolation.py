@@ -1,9 +1,9 @@
 """Must show 2: every character speaks as it would alone, token for token, whatever happens around it."""
 
 import pytest
-from support.daemon import Folders, running
 
 from npc_runtime.client import AdapterScale, Client, TurnFinished
+from tests.support.daemon import Folders, running
 
 LINES = ("Who are you?", "What do you sell?", "Farewell, then.")
 LONG = "The gate of the vale was built by the river people, stone upon stone, before the first king came. " * 9

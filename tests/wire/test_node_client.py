@@ -5,7 +5,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from support.daemon import Daemon
+
+from tests.support.daemon import Daemon
 
 ROOT = Path(__file__).parent.parent.parent
 NODE = shutil.which("node")

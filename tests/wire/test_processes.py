@@ -7,9 +7,9 @@ import sys
 
 import psutil
 import pytest
-from support.daemon import Daemon, running
 
 from npc_runtime.errors import ConnectionLost, EngineCrashed
+from tests.support.daemon import Daemon, running
 
 
 def test_when_the_engine_is_killed_the_turn_fails_the_session_lives_and_the_next_turn_works(daemon, client):

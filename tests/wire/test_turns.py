@@ -144,9 +144,8 @@ def test_cancelling_an_unknown_turn_is_not_an_error(client):
 
 
 def test_a_full_queue_says_busy(new_folders):
-    from support.daemon import running
-
     from npc_runtime.errors import Busy
+    from tests.support.daemon import running
 
     with running(new_folders(), max_queued_turns=1) as daemon, daemon.client() as client:
         talking = client.open_session("a").say("Tell me everything.", max_tokens=300, min_tokens=300)
