@@ -1,9 +1,9 @@
 """From folders to catalogs. Reads files; remembers what it read, so that a scan reads only what changed.
 
-Rules: a file that was good and is broken now leaves its last good version in service and becomes a problem; a deleted
-persona file takes its persona away; a deleted adapter file makes its personas unavailable at once (they are never
-answered by the base model); a file that is still being written (its time stamp is younger than ``SETTLE_SECONDS``) is
-read at the next scan, except one that was put in place by a rename.
+Rules: a file that was good and is broken now (or names an adapter that is not there) leaves its last good version in
+service and becomes a problem; a deleted persona file takes its persona away; a deleted adapter file makes its personas
+unavailable at once (they are never answered by the base model); a file that is still being written (its time stamp is
+younger than ``SETTLE_SECONDS``) is read at the next scan, except one that was put in place by a rename.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from npc_runtime.errors import (
     NpcError,
     PersonaConflict,
     PersonaInvalid,
+    suggest,
 )
-from npc_runtime.persona import AdapterRef, Persona, decode_text, load_persona, persona_key
+from npc_runtime.persona import AdapterRef, Persona, PersonaText, decode_text, persona_key, read_persona
 
 SETTLE_SECONDS = 0.1
 
@@ -43,8 +44,7 @@ class _Read:
     """What the last read of a file gave: a value or an error, and for which signature."""
 
     signature: Signature
-    value: Persona | AdapterFile | None
-    digest: str
+    value: PersonaText | AdapterFile | None
     error: NpcError | None
 
 
@@ -74,14 +74,13 @@ class CatalogBuilder:
         self._persona_reads: dict[Path, _Read] = {}
         self._adapter_reads: dict[Path, _Read] = {}
         self._good: dict[Path, CatalogEntry] = {}
-        self._wire: dict[str, tuple[Persona, str]] = {}
+        self._wire: dict[str, PersonaText] = {}
         self._removed: dict[str, str] = {}
         self._since: dict[tuple[str, str], float] = {}
 
     def set_base(self, base: BaseIdentity) -> None:
-        """From now on adapters must fit ``base``; what was good without knowing it is judged again."""
+        """From now on adapters must fit ``base``."""
         self._base = base
-        self._good.clear()
 
     def scan(self) -> Catalog:
         """A new catalog of what the folders hold now."""
@@ -93,8 +92,8 @@ class CatalogBuilder:
             self._scan_persona(path, entries, problems)
         for gone in set(self._good) - set(self._persona_reads):
             del self._good[gone]
-        for key, (persona, digest) in self._wire.items():
-            entries[key] = self._entry(persona, WIRE, None, None, digest)
+        for key, text in self._wire.items():
+            entries[key] = self._entry(text, None, None)
         self._since = {key: at for key, at in self._since.items() if key in {(p.file, p.message) for p in problems}}
         return Catalog(entries, adapters, bad_adapters, tuple(problems))
 
@@ -106,7 +105,8 @@ class CatalogBuilder:
         data = text.encode("utf-8", "replace")
         if len(data) > self._max_persona_bytes:
             raise MessageTooLarge(f"the persona has {len(data)} bytes; allowed are {self._max_persona_bytes}")
-        persona = load_persona(text, WIRE)
+        read = read_persona(text, WIRE)
+        persona = read.persona
         key = persona_key(persona.id)
         entries = self.scan().entries
         if key in entries and not replace_existing:
@@ -115,10 +115,10 @@ class CatalogBuilder:
             )
         if key not in entries and len(entries) >= self._max_personas:
             raise Busy(f"the catalog holds {len(entries)} personas, as many as max_personas allows; remove one")
-        for ref in persona.adapters:
-            self._adapter(ref)
+        if (error := self._entry(read, None, None).error) is not None:
+            raise error
         self._removed.pop(key, None)
-        self._wire[key] = (persona, hashlib.sha256(data).hexdigest())
+        self._wire[key] = read
         return persona, key in entries
 
     def remove(self, persona_id: str) -> None:
@@ -126,8 +126,8 @@ class CatalogBuilder:
         key = persona_key(persona_id)
         self._wire.pop(key, None)
         for read in self._persona_reads.values():
-            if isinstance(read.value, Persona) and persona_key(read.value.id) == key:
-                self._removed[key] = read.digest
+            if isinstance(read.value, PersonaText) and persona_key(read.value.persona.id) == key:
+                self._removed[key] = read.value.digest
 
     def _scan_adapters(self, problems: list[FileProblem]) -> tuple[dict[str, AdapterFile], dict[str, NpcError]]:
         adapters: dict[str, AdapterFile] = {}
@@ -147,37 +147,35 @@ class CatalogBuilder:
         if read is None:
             return
         entry = self._good.get(path)
-        if isinstance(read.value, Persona):
-            fresh = self._entry(read.value, source, path, read.signature, read.digest)
-            if isinstance(fresh.error, AdapterInvalid) and entry is not None and entry.error is None:
-                entry = self._still_serving(entry, fresh, problems)
-            else:
+        error = read.error
+        if isinstance(read.value, PersonaText):
+            fresh = self._entry(read.value, path, read.signature)
+            error = fresh.error
+            if error is None or entry is None or not self._can_go_on(entry):
                 entry = fresh
-        elif entry is not None:
-            entry = replace(entry, signature=read.signature, problem=read.error.message if read.error else "")
-        if read.error is not None:
-            line = read.error.line if isinstance(read.error, PersonaInvalid) else 0
-            problems.append(self._problem(source, line, read.error.message))
+        if error is not None:
+            line = error.line if isinstance(error, PersonaInvalid) else 0
+            problems.append(self._problem(source, line, error.message))
         if entry is not None:
-            self._publish(path, entry, read.digest, entries, problems)
+            if error is not None and entry.error is not error:
+                entry = replace(entry, signature=read.signature, problem=error.message)
+            self._publish(path, entry, entries, problems)
 
-    def _still_serving(self, old: CatalogEntry, fresh: CatalogEntry, problems: list[FileProblem]) -> CatalogEntry:
-        """The new version cannot be used: the old one stays, where its own adapters are still on disk."""
-        assert fresh.error is not None
-        problems.append(self._problem(fresh.source, 0, fresh.error.message))
-        return replace(old, signature=fresh.signature, problem=fresh.error.message)
+    def _can_go_on(self, entry: CatalogEntry) -> bool:
+        """Whether an older version can serve in place of a newer one that cannot: its own adapters are there and fit."""
+        try:
+            for file in entry.adapters:
+                self._check_base(file)
+        except AdapterInvalid:
+            return False
+        return entry.error is None and all(signature(file.path) is not None for file in entry.adapters)
 
     def _publish(
-        self,
-        path: Path,
-        entry: CatalogEntry,
-        digest: str,
-        entries: dict[str, CatalogEntry],
-        problems: list[FileProblem],
+        self, path: Path, entry: CatalogEntry, entries: dict[str, CatalogEntry], problems: list[FileProblem]
     ) -> None:
         key = persona_key(entry.persona.id)
         self._good[path] = entry
-        if self._removed.get(key) == digest:
+        if self._removed.get(key) == entry.digest:
             return
         if key in entries:
             text = f"persona id '{entry.persona.id}' is also in {entries[key].source}; that one is used; change one id"
@@ -186,29 +184,35 @@ class CatalogBuilder:
             problems.append(self._problem(entry.source, 0, f"more than {self._max_personas} personas (max_personas)"))
         else:
             entries[key] = entry
-        if entry.error is not None:
-            problems.append(self._problem(entry.source, 0, entry.error.message))
 
-    def _entry(
-        self, persona: Persona, source: str, path: Path | None, sign: Signature | None, digest: str
-    ) -> CatalogEntry:
+    def _entry(self, text: PersonaText, path: Path | None, sign: Signature | None) -> CatalogEntry:
         adapters: list[AdapterFile] = []
         error: NpcError | None = None
-        for ref in persona.adapters:
+        for index, (ref, line) in enumerate(zip(text.persona.adapters, text.adapter_lines, strict=True)):
             try:
                 adapters.append(self._adapter(ref))
             except NpcError as found:
-                error = type(found)(f"persona '{persona.id}': {found.message}")
+                error = type(found)(f"{text.source}, line {line}: adapters[{index}]: {found.message}")
                 break
-        version = hashlib.sha256("".join([digest, *(a.header.digest for a in adapters)]).encode()).hexdigest()[:16]
-        return CatalogEntry(persona, source, path, sign, tuple(adapters), version, error)
+        version = hashlib.sha256("".join([text.digest, *(a.header.digest for a in adapters)]).encode())
+        return CatalogEntry(
+            persona=text.persona,
+            source=text.source,
+            path=path,
+            signature=sign,
+            digest=text.digest,
+            adapters=tuple(adapters),
+            version=version.hexdigest()[:16],
+            error=error,
+        )
 
     def _adapter(self, ref: AdapterRef) -> AdapterFile:
         path = self.adapters_dir / ref.path
         if signature(path) is None:
+            known = [path.name for path in self._adapter_reads]
             raise AdapterMissing(
                 f"adapter '{ref.alias}' is missing: there is no file '{ref.path}' in the adapters folder "
-                f"'{self.adapters_dir}'; put it there or take it out of the persona"
+                f"'{self.adapters_dir}'.{suggest(ref.path, known)} Put it there or take it out of the persona"
             )
         return self._adapter_file(path)
 
@@ -232,10 +236,10 @@ class CatalogBuilder:
         except NpcError as error:
             # A file that is still being copied looks damaged: it is looked at again when it has settled.
             self.unsettled |= not self._is_settled(sign, None)
-            return _Read(sign, None, "", error)
+            return _Read(sign, None, error)
         except OSError as error:
-            return _Read(sign, None, "", AdapterInvalid(f"adapter '{path.name}' cannot be read: {error.strerror}"))
-        return _Read(sign, AdapterFile(name, path, header, sign), header.digest, None)
+            return _Read(sign, None, AdapterInvalid(f"adapter '{path.name}' cannot be read: {error.strerror}"))
+        return _Read(sign, AdapterFile(name, path, header, sign), None)
 
     def _check_base(self, file: AdapterFile) -> None:
         header, base = file.header, self._base
@@ -272,12 +276,12 @@ class CatalogBuilder:
                     f"{source}: the file has {sign[1]} bytes; allowed are {self._max_persona_bytes}", source=source
                 )
             data = path.read_bytes()
-            persona = load_persona(decode_text(data, source), source)
+            text = read_persona(decode_text(data, source), source)
         except NpcError as error:
-            return _Read(sign, None, "", error)
+            return _Read(sign, None, error)
         except OSError as error:
-            return _Read(sign, None, "", PersonaInvalid(f"{source}: cannot be read: {error.strerror}", source=source))
-        return _Read(sign, persona, hashlib.sha256(data).hexdigest(), None)
+            return _Read(sign, None, PersonaInvalid(f"{source}: cannot be read: {error.strerror}", source=source))
+        return _Read(sign, text, None)
 
     def _is_settled(self, sign: Signature, known: _Read | None) -> bool:
         """Whether the file is at rest. A rename brings another inode, and with it content that is complete."""

@@ -45,13 +45,14 @@ class CatalogEntry:
 
     ``adapters`` are in the order of ``persona.adapters``. ``error`` says why the persona cannot be talked to;
     ``problem`` what is wrong with its newest file while this, older version goes on serving. ``source`` is the file's
-    path in the personas folder, or ``wire``.
+    path in the personas folder, or ``wire``; ``digest`` the sha256 of its text.
     """
 
     persona: Persona
     source: str
     path: Path | None
     signature: Signature | None
+    digest: str
     adapters: tuple[AdapterFile, ...]
     version: str
     error: NpcError | None = None

@@ -270,9 +270,9 @@ class Daemon:
                 )
 
     def _knows(self, request: OpenSession | ListPersonas | RemovePersona | SetAdapterScales) -> bool:
-        """Whether the catalog was read, and holds the newest version of the persona that the request names."""
+        """Whether the catalog holds the newest version of all that the request is about."""
         if not self._catalog_read or isinstance(request, ListPersonas):
-            return self._catalog_read
+            return False
         if request.persona is None:
             return True
         entry = self.dialogue.catalog.entries.get(persona_key(request.persona))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import posixpath
 import re
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -21,8 +23,26 @@ _ERROR_PATH = re.compile(r"^(?P<what>.*?)(?: - at `(?P<path>\$.*)`)?$", re.DOTAL
 _PATH_PART = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]")
 
 
+@dataclass(frozen=True)
+class PersonaText:
+    """A persona as it was read. ``adapter_lines``: the line of each of its adapters, for errors that are found later.
+
+    ``digest`` is the sha256 of the text.
+    """
+
+    persona: Persona
+    source: str
+    digest: str
+    adapter_lines: tuple[int, ...]
+
+
 def load_persona(text: str, source: str) -> Persona:
     """The persona in ``text``; ``source`` is the file name used in errors. Raises PersonaInvalid."""
+    return read_persona(text, source).persona
+
+
+def read_persona(text: str, source: str) -> PersonaText:
+    """Like :func:`load_persona`, with where it came from."""
     document = read_yaml(text, source)
     if not isinstance(document.value, dict):
         raise invalid(source, 1, "a persona file is a map of 'key: value' lines, starting with 'schema: npc/1'")
@@ -32,7 +52,8 @@ def load_persona(text: str, source: str) -> Persona:
     except msgspec.ValidationError as error:
         raise _explained(document, error) from None
     _check_adapters(document, persona)
-    return persona
+    lines = tuple(document.line_of(("adapters", index)) for index in range(len(persona.adapters)))
+    return PersonaText(persona, source, hashlib.sha256(text.encode("utf-8", "replace")).hexdigest(), lines)
 
 
 def decode_text(data: bytes, source: str) -> str:

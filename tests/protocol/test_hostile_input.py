@@ -6,11 +6,11 @@ import msgpack
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import vectors
 
 from npc_runtime.errors import MalformedMessage, NpcError
 from npc_runtime.protocol import BadMessage, decode_answer, decode_request, encode, error_answer
 from npc_runtime.protocol.messages import REQUESTS, Error, Request
+from tests.support import vectors
 
 MAX_BYTES = 262_144
 

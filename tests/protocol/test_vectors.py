@@ -3,10 +3,10 @@
 import msgpack
 import msgspec
 import pytest
-from support import vectors
 
 from npc_runtime.protocol import BadMessage, decode_answer, decode_request, encode
 from npc_runtime.protocol.messages import ANSWERS, REQUESTS
+from tests.support import vectors
 
 MAX_BYTES = 262_144
 
