@@ -162,7 +162,7 @@ class CatalogBuilder:
             self._publish(path, entry, entries, problems)
 
     def _can_go_on(self, entry: CatalogEntry) -> bool:
-        """Whether an older version can serve in place of a newer one that cannot: its own adapters are there and fit."""
+        """Whether an older version can serve in place of a newer one that cannot: its adapters are there and fit."""
         try:
             for file in entry.adapters:
                 self._check_base(file)
