@@ -347,6 +347,13 @@ class Dialogue:
             self._fail(turn, from_code(event.code, event.message))
             self.pump()
 
+    def give_up_running(self, error: NpcError) -> None:
+        """End the running turn with ``error``, whatever the engine is doing with it."""
+        turn = self.turns.running
+        if turn is not None:
+            self._engine.send(StopTurn(turn.id))
+            self._fail(turn, error)
+
     def on_engine_lost(self) -> None:
         """The engine died: the running turn ends with an error; sessions and queue stay.
 

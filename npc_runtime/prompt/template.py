@@ -11,6 +11,7 @@ a block tokens are decoded in chunks of a fixed size. So the same conversation i
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -40,14 +41,14 @@ class Segment:
     ends_block: bool = False
 
 
-class PromptTemplate:
+class PromptTemplate(ABC):
     """How one base model wants a conversation written. ``stops`` end a reply beside the model's own end tokens."""
 
     stops: tuple[str, ...] = ()
 
+    @abstractmethod
     def render(self, conversation: Conversation) -> list[Segment]:
         """The segments of the prompt, up to where the reply begins."""
-        raise NotImplementedError
 
 
 class TranscriptTemplate(PromptTemplate):
