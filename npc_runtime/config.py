@@ -21,6 +21,8 @@ from npc_runtime.base_model import EMBEDDED
 from npc_runtime.errors import ConfigError, suggest
 
 ENV_PREFIX = "NPC_RUNTIME_"
+ENV_OTHER = ("endpoint", "log")
+"""Variables with our prefix that are no settings of a daemon: what the commands connect to, the engine's log level."""
 PATHS = ("base_model", "personas_dir", "adapters_dir", "ready_file", "ipc_path")
 
 
@@ -116,6 +118,8 @@ def _from_file(path: Path) -> dict[str, Any]:
 
 def _from_environ(environ: Mapping[str, str]) -> dict[str, str]:
     found = {key[len(ENV_PREFIX) :].lower(): value for key, value in environ.items() if key.startswith(ENV_PREFIX)}
+    for name in ENV_OTHER:
+        found.pop(name, None)
     for name in found:
         _check_name(name, f"environment variable {ENV_PREFIX}{name.upper()}")
     return found
