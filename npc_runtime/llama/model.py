@@ -39,6 +39,8 @@ class LlamaModel:
         self.n_vocab: int = lib.llama_vocab_n_tokens(self._vocab)
         self.end_tokens = tuple(t for t in range(self.n_vocab) if lib.llama_vocab_is_eog(self._vocab, t))
         self._piece = lru_cache(maxsize=65_536)(self._read_piece)
+        # A prompt is tokenised anew every turn, and most of it is what it was the turn before.
+        self._token_ids = lru_cache(maxsize=4096)(self._read_token_ids)
 
     def metadata(self, key: str) -> str:
         """The metadata value of ``key`` as text; empty where there is none."""
@@ -85,10 +87,13 @@ class LlamaModel:
         turns up in plain text, the text is cut inside it and both parts are tokenised on their own. Runs of white
         space are user-defined in some vocabularies (Gemma 3); they are ordinary text.
         """
+        return list(self._token_ids(text, special))
+
+    def _read_token_ids(self, text: str, special: bool) -> tuple[int, ...]:
         tokens = self._tokenize(text, special)
         if special or not any(self._is_reserved(token) for token in tokens):
-            return tokens
-        return self._tokenize_plain(tokens)
+            return tuple(tokens)
+        return tuple(self._tokenize_plain(tokens))
 
     def _tokenize(self, text: str, special: bool) -> list[int]:
         raw = text.encode("utf-8", "replace")
