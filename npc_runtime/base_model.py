@@ -10,6 +10,7 @@ from pathlib import Path
 import platformdirs
 
 from npc_runtime.errors import ConfigError
+from npc_runtime.ordinary_file import open_ordinary
 
 
 def find_base_model(name: str) -> Path:
@@ -28,7 +29,7 @@ def find_base_model(name: str) -> Path:
 def file_digest(path: Path) -> str:
     """The sha256 of a file's content, as 64 hex digits."""
     digest = hashlib.sha256()
-    with path.open("rb") as file:
+    with open_ordinary(path) as file:
         while block := file.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()

@@ -71,6 +71,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     max_personas: Annotated[int, Meta(ge=1, description="personas in the catalog")] = 4096
     max_adapter_bytes: Annotated[int, Meta(ge=1024, description="bytes of one adapter file")] = 536_870_912
     max_turn_seconds: Annotated[float, Meta(gt=0, description="seconds of computing one reply")] = 120.0
+    stuck_engine_seconds: Annotated[
+        float, Meta(gt=0, description="seconds after which an engine that should have ended a turn is started anew")
+    ] = 20.0
     max_outbox_messages: Annotated[int, Meta(ge=16, description="messages kept for a client that does not read")] = 4096
     finished_turns_kept: Annotated[int, Meta(ge=1, description="finished turns that a repeated turn_id can fetch")] = (
         256
@@ -143,6 +146,13 @@ def _checked(settings: Settings) -> Settings:
         raise ConfigError(
             f"host '{settings.host}' is not loopback; allowed is 127.0.0.1: there is no encryption on this socket"
         )
+    for name in PATHS:
+        try:
+            getattr(settings, name).encode()
+        except UnicodeEncodeError:
+            raise ConfigError(
+                f"{name} {getattr(settings, name)!r} is not UTF-8; move it to a folder whose name is"
+            ) from None
     if settings.prefill_chunk_tokens > settings.context_tokens:
         raise ConfigError(
             f"prefill_chunk_tokens {settings.prefill_chunk_tokens} is larger than "

@@ -18,6 +18,7 @@ import gguf
 import numpy as np
 
 from npc_runtime.errors import AdapterInvalid
+from npc_runtime.ordinary_file import FileTooLarge, read_ordinary
 
 MAX_ARRAY = 65_536
 _STRINGS = ("general.type", "general.architecture", "adapter.type")
@@ -54,11 +55,10 @@ def read_adapter(path: Path, max_bytes: int) -> AdapterHeader:
     """Read and check the adapter at ``path``. Raises AdapterInvalid (with a one-line reason) or OSError."""
     if path.is_dir():
         raise _bad(path, "it is a folder; convert a PEFT folder to GGUF first")
-    size = path.stat().st_size
-    if size > max_bytes:
-        raise _bad(path, f"it has {size} bytes; allowed are {max_bytes} (max_adapter_bytes)")
-    data = path.read_bytes()
-    return check_adapter(data, path)
+    try:
+        return check_adapter(read_ordinary(path, max_bytes), path)
+    except FileTooLarge as error:
+        raise _bad(path, f"it has {error.size} bytes; allowed are {max_bytes} (max_adapter_bytes)") from None
 
 
 def check_adapter(data: bytes, path: Path) -> AdapterHeader:
@@ -135,7 +135,18 @@ def _tensors(reader: _Reader, path: Path) -> dict[str, int]:
         sides.setdefault(stem, {})[side] = tensor
     if not sides:
         raise _bad(path, "it holds no tensors")
-    return {stem: _rank(stem, pair, path) for stem, pair in sides.items()}
+    ranks = {stem: _rank(stem, pair, path) for stem, pair in sides.items()}
+    _check_effect(sides, path)
+    return ranks
+
+
+def _check_effect(sides: dict[str, dict[str, Any]], path: Path) -> None:
+    """A pair with a side of zeros does nothing. B may be untrained here and there, never everywhere; A never is."""
+    for stem, pair in sides.items():
+        if not pair["lora_a"].data.any():
+            raise _bad(path, f"tensor '{stem}.lora_a' holds only zeros; is the file copied completely?")
+    if not any(pair["lora_b"].data.any() for pair in sides.values()):
+        raise _bad(path, "every lora_b holds only zeros: it would do nothing, and the base model would speak")
 
 
 def _rank(stem: str, pair: dict[str, Any], path: Path) -> int:

@@ -1,6 +1,6 @@
 """The catalog of personas and adapters: immutable pictures, and the builder that makes them from folders."""
 
-from npc_runtime.catalog.builder import SETTLE_SECONDS, BaseIdentity, CatalogBuilder
+from npc_runtime.catalog.builder import BaseIdentity, CatalogBuilder
 from npc_runtime.catalog.catalog import AdapterFile, Catalog, CatalogEntry, FileProblem
 
-__all__ = ["SETTLE_SECONDS", "AdapterFile", "BaseIdentity", "Catalog", "CatalogBuilder", "CatalogEntry", "FileProblem"]
+__all__ = ["AdapterFile", "BaseIdentity", "Catalog", "CatalogBuilder", "CatalogEntry", "FileProblem"]

@@ -2,20 +2,21 @@
 
 Rules: a file that was good and is broken now (or names an adapter that is not there) leaves its last good version in
 service and becomes a problem; a deleted persona file takes its persona away; a deleted adapter file makes its personas
-unavailable at once (they are never answered by the base model); a file that is still being written (its time stamp is
-younger than ``SETTLE_SECONDS``) is read at the next scan, except one that was put in place by a rename.
+unavailable at once (they are never answered by the base model); a file that is still being written waits for a later
+scan (see ``reads.py``).
 """
 
 from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from npc_runtime.adapter import read_adapter
-from npc_runtime.catalog.catalog import WIRE, AdapterFile, Catalog, CatalogEntry, FileProblem, Signature, signature
+from npc_runtime.catalog.catalog import WIRE, AdapterFile, Catalog, CatalogEntry, FileProblem
+from npc_runtime.catalog.reads import Reads, Signature, signature
 from npc_runtime.errors import (
     AdapterInvalid,
     AdapterMissing,
@@ -26,9 +27,11 @@ from npc_runtime.errors import (
     PersonaInvalid,
     suggest,
 )
+from npc_runtime.ordinary_file import FileTooLarge, read_ordinary
 from npc_runtime.persona import AdapterRef, Persona, PersonaText, decode_text, persona_key, read_persona
 
-SETTLE_SECONDS = 0.1
+PERSONA_SETTLE_SECONDS = 0.1
+ADAPTER_SETTLE_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
@@ -37,15 +40,6 @@ class BaseIdentity:
 
     architecture: str
     digest: str
-
-
-@dataclass(frozen=True)
-class _Read:
-    """What the last read of a file gave: a value or an error, and for which signature."""
-
-    signature: Signature
-    value: PersonaText | AdapterFile | None
-    error: NpcError | None
 
 
 class CatalogBuilder:
@@ -64,15 +58,27 @@ class CatalogBuilder:
     ) -> None:
         self.personas_dir = personas_dir
         self.adapters_dir = adapters_dir
-        self.unsettled = False
         self._base: BaseIdentity | None = None
         self._max_persona_bytes = max_persona_bytes
         self._max_personas = max_personas
         self._max_adapter_bytes = max_adapter_bytes
         self._allow_base_mismatch = allow_base_mismatch
         self._now = now
-        self._persona_reads: dict[Path, _Read] = {}
-        self._adapter_reads: dict[Path, _Read] = {}
+        self._persona_files: Reads[PersonaText] = Reads(
+            self._load_persona,
+            self._refuse_persona,
+            settle_seconds=PERSONA_SETTLE_SECONDS,
+            new_at_once=False,
+            is_doubtful=_lost_its_adapters,
+            now=now,
+        )
+        self._adapter_files: Reads[AdapterFile] = Reads(
+            self._load_adapter,
+            self._refuse_adapter,
+            settle_seconds=ADAPTER_SETTLE_SECONDS,
+            new_at_once=True,
+            now=now,
+        )
         self._good: dict[Path, CatalogEntry] = {}
         self._wire: dict[str, PersonaText] = {}
         self._removed: dict[str, str] = {}
@@ -82,18 +88,26 @@ class CatalogBuilder:
         """From now on adapters must fit ``base``."""
         self._base = base
 
+    @property
+    def unsettled(self) -> bool:
+        """Whether the last scan left out files that are still being written."""
+        return self._persona_files.unsettled or self._adapter_files.unsettled
+
     def scan(self) -> Catalog:
         """A new catalog of what the folders hold now."""
-        self.unsettled = False
+        self._persona_files.begin()
+        self._adapter_files.begin()
         problems: list[FileProblem] = []
         adapters, bad_adapters = self._scan_adapters(problems)
         entries: dict[str, CatalogEntry] = {}
-        for path in self._files(self.personas_dir, ".yaml"):
+        files = _files(self.personas_dir, ".yaml")
+        for path in files:
             self._scan_persona(path, entries, problems)
-        for gone in set(self._good) - set(self._persona_reads):
-            del self._good[gone]
+        self._good = {path: entry for path, entry in self._good.items() if path in files}
         for key, text in self._wire.items():
             entries[key] = self._entry(text, None, None)
+        self._persona_files.end()
+        self._adapter_files.end()
         self._since = {key: at for key, at in self._since.items() if key in {(p.file, p.message) for p in problems}}
         return Catalog(entries, adapters, bad_adapters, tuple(problems))
 
@@ -125,14 +139,14 @@ class CatalogBuilder:
         """Take a persona out: one from the wire for good, one from a file until the file's content changes."""
         key = persona_key(persona_id)
         self._wire.pop(key, None)
-        for read in self._persona_reads.values():
-            if isinstance(read.value, PersonaText) and persona_key(read.value.persona.id) == key:
-                self._removed[key] = read.value.digest
+        for text in self._persona_files.values():
+            if persona_key(text.persona.id) == key:
+                self._removed[key] = text.digest
 
     def _scan_adapters(self, problems: list[FileProblem]) -> tuple[dict[str, AdapterFile], dict[str, NpcError]]:
         adapters: dict[str, AdapterFile] = {}
         bad: dict[str, NpcError] = {}
-        for path in self._files(self.adapters_dir, ".gguf"):
+        for path in _files(self.adapters_dir, ".gguf"):
             name = path.relative_to(self.adapters_dir).with_suffix("").as_posix()
             try:
                 adapters[name] = self._adapter_file(path)
@@ -143,12 +157,12 @@ class CatalogBuilder:
 
     def _scan_persona(self, path: Path, entries: dict[str, CatalogEntry], problems: list[FileProblem]) -> None:
         source = path.relative_to(self.personas_dir).as_posix()
-        read = self._read_persona(path, source)
+        read = self._persona_files.get(path)
         if read is None:
             return
         entry = self._good.get(path)
         error = read.error
-        if isinstance(read.value, PersonaText):
+        if read.value is not None:
             fresh = self._entry(read.value, path, read.signature)
             error = fresh.error
             if error is None or entry is None or not self._can_go_on(entry):
@@ -209,7 +223,7 @@ class CatalogBuilder:
     def _adapter(self, ref: AdapterRef) -> AdapterFile:
         path = self.adapters_dir / ref.path
         if signature(path) is None:
-            known = [path.name for path in self._adapter_reads]
+            known = [path.name for path in _files(self.adapters_dir, ".gguf")]
             raise AdapterMissing(
                 f"adapter '{ref.alias}' is missing: there is no file '{ref.path}' in the adapters folder "
                 f"'{self.adapters_dir}'.{suggest(ref.path, known)} Put it there or take it out of the persona"
@@ -217,29 +231,22 @@ class CatalogBuilder:
         return self._adapter_file(path)
 
     def _adapter_file(self, path: Path) -> AdapterFile:
-        known = self._adapter_reads.get(path)
-        sign = signature(path)
-        if sign is None:
+        read = self._adapter_files.get(path)
+        if read is None:
             raise AdapterMissing(f"adapter '{path.name}' is missing: '{path}'")
-        if known is None or (known.signature != sign and self._is_settled(sign, known)):
-            known = self._adapter_reads[path] = self._read_adapter(path, sign)
-        if known.error is not None:
-            raise known.error
-        assert isinstance(known.value, AdapterFile)
-        self._check_base(known.value)
-        return known.value
+        if read.error is not None:
+            raise read.error
+        assert read.value is not None
+        self._check_base(read.value)
+        return read.value
 
-    def _read_adapter(self, path: Path, sign: Signature) -> _Read:
+    def _load_adapter(self, path: Path, sign: Signature) -> AdapterFile:
         name = path.relative_to(self.adapters_dir).with_suffix("").as_posix()
-        try:
-            header = read_adapter(path, self._max_adapter_bytes)
-        except NpcError as error:
-            # A file that is still being copied looks damaged: it is looked at again when it has settled.
-            self.unsettled |= not self._is_settled(sign, None)
-            return _Read(sign, None, error)
-        except OSError as error:
-            return _Read(sign, None, AdapterInvalid(f"adapter '{path.name}' cannot be read: {error.strerror}"))
-        return _Read(sign, AdapterFile(name, path, header, sign), None)
+        return AdapterFile(name, path, read_adapter(path, self._max_adapter_bytes), sign)
+
+    @staticmethod
+    def _refuse_adapter(path: Path, reason: str) -> NpcError:
+        return AdapterInvalid(f"adapter '{path.name}' cannot be used: {reason}")
 
     def _check_base(self, file: AdapterFile) -> None:
         header, base = file.header, self._base
@@ -257,49 +264,30 @@ class CatalogBuilder:
                 "train it for this base, or set allow_base_mismatch"
             )
 
-    def _read_persona(self, path: Path, source: str) -> _Read | None:
-        known = self._persona_reads.get(path)
-        sign = signature(path)
-        if sign is None:
-            return None
-        if known is not None and (known.signature == sign or not self._is_settled(sign, known)):
-            return known
-        if known is None and not self._is_settled(sign, None):
-            return None
-        read = self._persona_reads[path] = self._load_persona(path, source, sign)
-        return read
-
-    def _load_persona(self, path: Path, source: str, sign: Signature) -> _Read:
+    def _load_persona(self, path: Path, _sign: Signature) -> PersonaText:
+        source = path.relative_to(self.personas_dir).as_posix()
         try:
-            if sign[1] > self._max_persona_bytes:
-                raise PersonaInvalid(
-                    f"{source}: the file has {sign[1]} bytes; allowed are {self._max_persona_bytes}", source=source
-                )
-            data = path.read_bytes()
-            text = read_persona(decode_text(data, source), source)
-        except NpcError as error:
-            return _Read(sign, None, error)
-        except OSError as error:
-            return _Read(sign, None, PersonaInvalid(f"{source}: cannot be read: {error.strerror}", source=source))
-        return _Read(sign, text, None)
+            data = read_ordinary(path, self._max_persona_bytes)
+        except FileTooLarge as error:
+            text = f"{source}: the file has {error.size} bytes; allowed are {self._max_persona_bytes}"
+            raise PersonaInvalid(text, source=source) from None
+        return read_persona(decode_text(data, source), source)
 
-    def _is_settled(self, sign: Signature, known: _Read | None) -> bool:
-        """Whether the file is at rest. A rename brings another inode, and with it content that is complete."""
-        renamed = known is not None and known.signature[0] != sign[0]
-        age = abs(self._now() - sign[2] / 1e9)
-        settled = renamed or age >= SETTLE_SECONDS
-        self.unsettled |= not settled
-        return settled
-
-    def _files(self, folder: Path, suffix: str) -> Iterator[Path]:
-        """Files below ``folder`` with that ending, sorted; names that begin with '.' or '_' are not ours."""
-        found = sorted(folder.rglob(f"*{suffix}")) if folder.is_dir() else []
-        present = [p for p in found if not any(part[0] in "._" for part in p.relative_to(folder).parts)]
-        reads = self._persona_reads if suffix == ".yaml" else self._adapter_reads
-        for gone in set(reads) - set(present):
-            del reads[gone]
-        return iter(present)
+    def _refuse_persona(self, path: Path, reason: str) -> NpcError:
+        source = path.relative_to(self.personas_dir).as_posix()
+        return PersonaInvalid(f"{source}: {reason}", source=source)
 
     def _problem(self, file: str, line: int, message: str) -> FileProblem:
         since = self._since.setdefault((file, message), self._now())
         return FileProblem(file, line, message, since)
+
+
+def _files(folder: Path, suffix: str) -> list[Path]:
+    """Files below ``folder`` with that ending, sorted; names that begin with '.' or '_' are not ours."""
+    found = sorted(folder.rglob(f"*{suffix}")) if folder.is_dir() else []
+    return [path for path in found if not any(part[0] in "._" for part in path.relative_to(folder).parts)]
+
+
+def _lost_its_adapters(known: PersonaText, new: PersonaText) -> bool:
+    """Half of a save looks like this: a persona without its adapters would speak in the base model's voice."""
+    return known.persona.id == new.persona.id and bool(known.persona.adapters) and not new.persona.adapters

@@ -11,22 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from npc_runtime.adapter import AdapterHeader
+from npc_runtime.catalog.reads import Signature, signature
 from npc_runtime.errors import NpcError, PersonaInvalid, UnknownAdapter, UnknownPersona, suggest
 from npc_runtime.persona import Persona, persona_key
 
-Signature = tuple[int, int, int]
-"""Inode, size, mtime in nanoseconds: as long as it is the same, a file is not read again."""
-
 WIRE = "wire"
-
-
-def signature(path: Path) -> Signature | None:
-    """The file's signature now; None where it cannot be looked at."""
-    try:
-        stat = path.stat()
-    except OSError:
-        return None
-    return stat.st_ino, stat.st_size, stat.st_mtime_ns
 
 
 @dataclass(frozen=True)

@@ -235,6 +235,9 @@ class Client:
         answer = decode_answer(data)
         if isinstance(answer.reply_to, int) and answer.reply_to in self._inbox:
             self._inbox[answer.reply_to].append(answer)
+        elif isinstance(answer, Error) and answer.reply_to is None:
+            # Not even the id of what we sent could be read, or messages to us were dropped: whoever waits must know.
+            raise from_code(answer.code, answer.message)
 
 
 class Session:

@@ -7,6 +7,7 @@ long as the persona lists that adapter; it ends when it is taken back (null), wi
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Mapping, Sequence
 
 from npc_runtime.catalog import AdapterFile, Catalog, CatalogEntry
@@ -58,7 +59,8 @@ def _check_request(requested: Sequence[AdapterScale]) -> None:
 
 
 def _sources(files: Sequence[tuple[AdapterFile, float]]) -> tuple[AdapterSource, ...]:
-    active = [(file, scale) for file, scale in files if scale != 0]
+    # What is zero as llama.cpp's 32-bit float is without effect.
+    active = [(file, scale) for file, scale in files if ctypes.c_float(scale).value != 0]
     seen: dict[str, str] = {}
     for file, _ in active:
         if file.header.digest in seen:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import watchfiles
 
-from npc_runtime.catalog import SETTLE_SECONDS, BaseIdentity, Catalog, CatalogBuilder
+from npc_runtime.catalog import BaseIdentity, Catalog, CatalogBuilder
 from npc_runtime.errors import InternalError, NpcError
 from npc_runtime.persona import Persona
 
@@ -23,8 +24,9 @@ log = logging.getLogger("npc_runtime.catalog")
 
 POLL_SECONDS = 1.0
 DEBOUNCE_MS = 40
-MAX_SETTLING = 3
-"""How often a waiting request looks again at files that are being written; a slow copy is not waited for."""
+PATIENCE_S = 0.6
+"""How long a waiting request waits for files that are being written; a slow copy is not waited for."""
+PATIENCE_STEP_S = 0.05
 
 
 @dataclass(frozen=True)
@@ -134,9 +136,8 @@ class CatalogThread:
     def _scan(self, *, patient: bool) -> Catalog:
         """A catalog. Somebody who waits for it (``patient``) shall see files that were put in place just now."""
         catalog = self._builder.scan()
-        for _ in range(MAX_SETTLING):
-            if not (patient and self._builder.unsettled) or self._stopped.wait(SETTLE_SECONDS):
-                break
+        deadline = time.monotonic() + (PATIENCE_S if patient else 0)
+        while self._builder.unsettled and time.monotonic() < deadline and not self._stopped.wait(PATIENCE_STEP_S):
             catalog = self._builder.scan()
         return catalog
 

@@ -110,10 +110,13 @@ class Daemon:
         try:
             while not self._is_over():
                 for peer, data in self.server.receive(POLL_MS if self._stop_at is None else 10):
+                    self._look_after_clients()
                     self.requests.take(peer, data)
                 self._empty_inbox()
                 self._look_after_clients()
                 self.engine.check_start()
+                if self.dialogue.is_stuck():
+                    self.engine.restart_stuck()
                 self.dialogue.pump()
         finally:
             self._close()
@@ -160,13 +163,13 @@ class Daemon:
             if peer is None:
                 continue
             log.warning("a client does not read its messages; its turns are cancelled")
-            peer.outbox.clear()
+            self.server.forgive(peer)
             self.dialogue.cancel_of(identity)
             error = SlowConsumer("messages were dropped because they were not read in time; read faster, then repeat")
             self._send(identity, error_answer(error, None))
 
-    def _send(self, client: bytes, answer: Answer) -> None:
-        self.server.send(client, encode(answer))
+    def _send(self, client: bytes, answer: Answer) -> bool:
+        return self.server.send(client, encode(answer))
 
     # What the other threads say
 

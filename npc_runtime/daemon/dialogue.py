@@ -7,6 +7,7 @@ leaves the queue, and nothing that happens later changes them; every turn ends w
 
 from __future__ import annotations
 
+import logging
 import secrets
 from collections.abc import Callable
 
@@ -19,7 +20,17 @@ from npc_runtime.daemon.engine_client import EngineClient
 from npc_runtime.daemon.sessions import Session, Sessions
 from npc_runtime.daemon.turns import Listener, Turn, Turns
 from npc_runtime.engine.commands import ForgetSession, ReplyDelta, RunTurn, StopTurn, TurnBegan, TurnDone, TurnFailed
-from npc_runtime.errors import EngineCrashed, InvalidField, MessageTooLarge, NpcError, ShuttingDown, from_code
+from npc_runtime.errors import (
+    AdapterChanged,
+    AdapterInvalid,
+    EngineCrashed,
+    InternalError,
+    InvalidField,
+    MessageTooLarge,
+    NpcError,
+    ShuttingDown,
+    from_code,
+)
 from npc_runtime.persona import Persona, persona_key
 from npc_runtime.prompt import Conversation, Exchange, greeting_text, system_text
 from npc_runtime.protocol import error_answer
@@ -40,18 +51,21 @@ from npc_runtime.protocol.messages import (
     Usage,
 )
 
+log = logging.getLogger("npc_runtime.daemon")
+
 NO_WORDS = "…"
 """What a character says where the model gave nothing and its writer gave no fallback lines."""
 
 
 class Dialogue:
-    """All conversations. ``send(client, answer)`` delivers; ``look_again()`` asks for a scan of the folders."""
+    """All conversations. ``send(client, answer)`` delivers, or is False where the client cannot take it;
+    ``look_again(turn)`` asks for a scan of the folders."""
 
     def __init__(
         self,
         settings: Settings,
         engine: EngineClient,
-        send: Callable[[bytes, Answer], None],
+        send: Callable[[bytes, Answer], bool],
         look_again: Callable[[Turn], None],
         clock: Callable[[], float],
     ) -> None:
@@ -148,7 +162,8 @@ class Dialogue:
         if listener not in turn.listeners:
             turn.listeners.append(listener)
         for answer in turn.answers:
-            self._send(client, msgspec.structs.replace(answer, reply_to=request.id))
+            if not self._send(client, msgspec.structs.replace(answer, reply_to=request.id)):
+                return
 
     def pump(self) -> None:
         """Start the next turn where that is possible: not before the adapters were compared with the base model."""
@@ -159,6 +174,10 @@ class Dialogue:
                     return
             except NpcError as error:
                 self._fail(turn, error)
+            except Exception:
+                # Whatever is odd about this turn, the others wait behind it.
+                log.exception("turn could not be started")
+                self._fail(turn, InternalError("the daemon failed on this turn; see its log"))
         if unavailable := self._engine.unavailable():
             for turn in list(self.turns.queue):
                 self._fail(turn, unavailable)
@@ -169,12 +188,13 @@ class Dialogue:
         if entry is None:
             return False
         command = self._command(turn, entry)
+        self._engine.send(command)
         self.turns.queue.popleft()
         self.turns.running = turn
         turn.state, turn.left_queue = "running", self._clock()
+        turn.must_end = turn.left_queue + self._settings.max_turn_seconds
         turn.entry, turn.seed = entry, command.seed
         turn.adapters = tuple(AdapterUse(a.name, a.digest, a.scale) for a in command.adapters)
-        self._engine.send(command)
         return True
 
     def _current_entry(self, turn: Turn) -> CatalogEntry | None:
@@ -230,6 +250,7 @@ class Dialogue:
         if turn.state == "running":
             turn.keep = keep
             turn.cancelled = True
+            turn.must_end = min(turn.must_end, self._clock())
             self._engine.send(StopTurn(turn.id))
         elif turn.state == "queued":
             turn.left_queue = self._clock()
@@ -343,9 +364,14 @@ class Dialogue:
     def on_failed(self, event: TurnFailed) -> None:
         """The engine ended the turn with an error."""
         turn = self._running(event.turn_id)
-        if turn is not None:
-            self._fail(turn, from_code(event.code, event.message))
-            self.pump()
+        if turn is None:
+            return
+        error = from_code(event.code, event.message)
+        if isinstance(error, AdapterChanged) and turn.entry is not None and turn.entry.problem:
+            # The version that serves is not loaded any more, and its file has become one that cannot be used.
+            error = AdapterInvalid(turn.entry.problem)
+        self._fail(turn, error)
+        self.pump()
 
     def give_up_running(self, error: NpcError) -> None:
         """End the running turn with ``error``, whatever the engine is doing with it."""
@@ -353,6 +379,11 @@ class Dialogue:
         if turn is not None:
             self._engine.send(StopTurn(turn.id))
             self._fail(turn, error)
+
+    def is_stuck(self) -> bool:
+        """Whether the engine gave no end to the running turn long after it had to."""
+        turn = self.turns.running
+        return turn is not None and self._clock() > turn.must_end + self._settings.stuck_engine_seconds
 
     def on_engine_lost(self) -> None:
         """The engine died: the running turn ends with an error; sessions and queue stay.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 from collections.abc import Callable
 from typing import Literal
 
@@ -45,6 +46,7 @@ class EngineClient:
         self._failed_starts = 0
         self._loading: str | None = None
         self._poisonous: set[str] = set()
+        self._suspects: set[str] = set()
         self.state: State = "starting"
         self.restarts = 0
         self.last_error = ""
@@ -100,7 +102,10 @@ class EngineClient:
         self.last_error = f"engine process {death.pid} ended ({how}): {last_words}"
         log.error("%s; starting a new one", self.last_error)
         if self._loading is not None:
-            self._poisonous.add(self._loading)
+            # Killed from outside while it loaded: may happen to a sound file, once.
+            if _is_crash(death.status) or self._loading in self._suspects:
+                self._poisonous.add(self._loading)
+            self._suspects.add(self._loading)
             self._loading = None
         if self.state == "starting":
             self._failed_starts += 1
@@ -111,6 +116,12 @@ class EngineClient:
         self.state = "starting"
         self._started = self._clock()
         self._process = EngineProcess(self._settings, self._post)
+
+    def restart_stuck(self) -> None:
+        """End an engine that does not go on; its death is then handled like any other."""
+        log.error("the engine does not go on with its turn; it is ended")
+        if self._process is not None:
+            self._process.kill()
 
     def check_start(self) -> None:
         """Give up on an engine that does not get ready in time."""
@@ -154,3 +165,9 @@ class EngineClient:
             decoded_tokens=stats.decoded_tokens if stats else 0,
             adapter_switches=stats.adapter_switches if stats else 0,
         )
+
+
+def _is_crash(status: int) -> bool:
+    """Whether the process ended by its own fault: an exit code, or a signal that the system sends for faults."""
+    faults = {getattr(signal, name, None) for name in ("SIGABRT", "SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE")}
+    return status >= 0 or -status in faults

@@ -40,6 +40,7 @@ class Peer:
     envelope: list[bytes]
     link: int = -1
     greeted: bool = False
+    slow: bool = False
     outbox: deque[bytes] = field(default_factory=deque)
 
 
@@ -145,25 +146,39 @@ class Server:
             pass
 
     def _peer(self, frames: Sequence[zmq.Frame]) -> Peer:
-        identity = frames[0].bytes
+        identity, link = frames[0].bytes, -1
+        with contextlib.suppress(zmq.ZMQError):  # not every transport has a descriptor
+            link = int(frames[-1].get(zmq.SRCFD))
         peer = self.peers.get(identity)
+        if peer is not None and peer.link != link:
+            # Another connection under the same identity: a stranger, who must not hear what was meant for the first.
+            self.lost.append(identity)
+            peer = None
         if peer is None:
             envelope = [b""] if len(frames) > 2 and not frames[1].bytes else []
-            peer = self.peers[identity] = Peer(identity, envelope)
-        with contextlib.suppress(zmq.ZMQError):  # not every transport has a descriptor
-            peer.link = int(frames[-1].get(zmq.SRCFD))
+            peer = self.peers[identity] = Peer(identity, envelope, link)
         return peer
 
-    def send(self, identity: Identity, data: bytes) -> None:
-        """Send, or keep for later where the client does not read. A client that is gone ends up in ``lost``."""
+    def send(self, identity: Identity, data: bytes) -> bool:
+        """Send, or keep for later where the client does not read. False where the message is not taken.
+
+        A client that is gone ends up in ``lost``, one with a full outbox in ``slow``, once, until ``forgive``.
+        """
         peer = self.peers.get(identity)
-        if peer is None:
-            return
+        if peer is None or peer.slow:
+            return False
         if len(peer.outbox) >= self._max_outbox:
+            peer.slow = True
             self.slow.append(identity)
-            return
+            return False
         peer.outbox.append(data)
         self._flush_peer(peer)
+        return True
+
+    def forgive(self, peer: Peer) -> None:
+        """Begin anew with a slow client: what waited for it is dropped."""
+        peer.outbox.clear()
+        peer.slow = False
 
     def _flush(self) -> None:
         for peer in list(self.peers.values()):

@@ -42,6 +42,7 @@ class Turn:
     started_again: bool = False
     files: Literal["not checked", "being read", "current"] = "not checked"
     left_queue: float = 0
+    must_end: float = 0
     first_text: float = 0
     deltas: int = 0
     answers: list[Answer] = field(default_factory=list)

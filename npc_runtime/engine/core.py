@@ -109,7 +109,7 @@ class EngineCore:
             self._stopped_early.add(turn_id)
 
     def _free_adapters(self) -> None:
-        if self._run is None and self._keep is not None:
+        if not self.busy and self._keep is not None:
             self.adapters.release(self._keep, self.lanes.unbind)
             self._keep = None
 

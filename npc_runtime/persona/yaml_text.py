@@ -74,8 +74,10 @@ def _compose(text: str) -> list[yaml.Node | None]:
     except yaml.MarkedYAMLError as error:
         if "nesting depth" in str(error.problem):
             raise  # the Python parser would take seconds to come to the same end
-        # libyaml is fast, but often names the wrong line or none; the Python parser tells where it really is.
-        return list(yaml.compose_all(text, Loader=yaml.SafeLoader))
+        # libyaml is fast, but often names the wrong line or none; the Python parser tells where it really is. What it
+        # accepts beyond libyaml (escapes of half characters, "\\ud800") stays refused.
+        list(yaml.compose_all(text, Loader=yaml.SafeLoader))
+        raise
 
 
 def invalid(source: str, line: int, message: str) -> PersonaInvalid:
@@ -128,12 +130,14 @@ class _Plain:
                 first = self.result.key_lines[here]
                 raise self._fail(key_node, f"key '{key}' stands twice (first in line {first}); keep one of them")
             value = self._value(value_node, here, parents, key_node.start_mark.column)
+            if value is None:
+                text = f"key '{key}' has no value; write one behind the colon (in quotes), or take the line out"
+                raise self._fail(key_node, text)
             if key_node.tag == _MERGE:
                 merged = {**self._merged(value_node, value), **merged}
                 continue
             self.result.key_lines[here] = key_node.start_mark.line + 1
-            if value is not None:
-                plain[key] = value
+            plain[key] = value
         return {**merged, **plain}
 
     def _merged(self, node: yaml.Node, value: Any) -> dict[str, Any]:

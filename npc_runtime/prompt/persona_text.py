@@ -15,15 +15,22 @@ _MACRO = re.compile(r"\{\{\s*(char|user)\s*\}\}", re.IGNORECASE)
 
 def system_text(persona: Persona, player: str) -> str:
     """The system message for ``persona`` talking to ``player`` (both as display names)."""
+
+    def said(text: str) -> str:
+        return expand(text.strip(), persona.name, player)
+
     parts = [
-        f"You are {persona.name}. {persona.summary.strip()}".strip(),
-        persona.background,
-        persona.personality,
-        _labelled("How you speak", persona.speech_style),
-        _labelled("Now", persona.scenario),
-        _examples(persona, player),
+        f"You are {persona.name}. {said(persona.summary)}".strip(),
+        said(persona.background),
+        said(persona.personality),
+        _labelled("How you speak", said(persona.speech_style)),
+        _labelled("Now", said(persona.scenario)),
+        _labelled(
+            "For example, this is how you would answer",
+            "".join(f"\n{player}: {said(e.player)}\n{persona.name}: {said(e.reply)}" for e in persona.examples),
+        ),
     ]
-    return expand("\n".join(part.strip() for part in parts if part.strip()), persona.name, player)
+    return "\n".join(part for part in parts if part)
 
 
 def greeting_text(persona: Persona, player: str) -> str:
@@ -38,11 +45,6 @@ def expand(text: str, character: str, player: str) -> str:
 
 
 def _labelled(label: str, text: str) -> str:
-    return f"{label}: {text.strip()}" if text.strip() else ""
-
-
-def _examples(persona: Persona, player: str) -> str:
-    if not persona.examples:
+    if not text:
         return ""
-    lines = [f"{player}: {e.player.strip()}\n{persona.name}: {e.reply.strip()}" for e in persona.examples]
-    return "For example, this is how you would answer:\n" + "\n".join(lines)
+    return f"{label}:{text}" if text.startswith("\n") else f"{label}: {text}"

@@ -309,3 +309,16 @@ def test_bytes_that_are_cut_out_or_put_in_never_raise_anything_but_a_refusal(sou
 def test_counts_and_lengths_of_any_size_never_raise_anything_but_a_refusal(sound, place, width, number):
     patch = (number % (1 << (8 * width))).to_bytes(width, "little")
     checked(sound[:place] + patch + sound[place + width :])
+
+
+def test_a_file_whose_tensors_were_not_copied_yet_is_refused(sound):
+    half = sound[: len(sound) // 2] + bytes(len(sound) - len(sound) // 2)
+    assert "copied completely" in refused(half, "only zeros")
+
+
+def test_an_adapter_that_does_nothing_is_refused(tmp_path):
+    tensors = {
+        "blk.0.attn_q.weight.lora_a": np.ones((4, 64), dtype=np.float32),
+        "blk.0.attn_q.weight.lora_b": np.zeros((64, 4), dtype=np.float32),
+    }
+    assert "would do nothing" in refused(written(tmp_path / "x.gguf", tensors=tensors), "every lora_b")

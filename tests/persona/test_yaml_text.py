@@ -100,9 +100,14 @@ def test_a_text_over_several_lines_is_one_text():
     assert loaded("greeting: Good day,\n  *stranger*\n").greeting == "Good day, *stranger*"
 
 
-def test_an_empty_value_is_as_if_the_key_were_not_there():
-    assert loaded("greeting:\nmax_tokens:\nsampling:\n  seed:\n") == loaded("")
-    refused("", "missing required field `name`", head="schema: npc/1\nid: a\nname:\n", line=1)
+def test_a_key_without_a_value_is_an_error_that_names_the_line():
+    # An empty `adapters:` taken for "none" would let the base model speak.
+    assert "key 'greeting' has no value" in refused("greeting:\n", line=4)
+    assert "key 'adapters' has no value" in refused("adapters:\n", line=4)
+
+
+def test_half_a_character_written_as_an_escape_is_refused():
+    assert "Unicode" in refused('summary: "odd \\ud800 text"\n', line=4)
 
 
 # Punctuation

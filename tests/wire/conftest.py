@@ -3,9 +3,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import zmq
 
 from npc_runtime.client import Client
 from tests.support.daemon import Daemon, Folders, running
+from tests.support.raw_socket import RawSocket
 
 
 @pytest.fixture(scope="module")
@@ -19,6 +21,20 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 def client(daemon: Daemon) -> Iterator[Client]:
     with daemon.client() as connected:
         yield connected
+
+
+@pytest.fixture
+def raw(daemon: Daemon) -> Iterator[Callable[..., RawSocket]]:
+    """Opens bare sockets to the daemon."""
+    sockets: list[RawSocket] = []
+
+    def connect(kind: int = zmq.DEALER, **options: object) -> RawSocket:
+        sockets.append(RawSocket(daemon.endpoint, kind, **options))
+        return sockets[-1]
+
+    yield connect
+    for opened in sockets:
+        opened.close()
 
 
 @pytest.fixture

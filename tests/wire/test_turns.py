@@ -14,7 +14,7 @@ from npc_runtime.errors import (
     UnknownPersona,
     UnknownSession,
 )
-from npc_runtime.protocol import decode_answer, encode
+from npc_runtime.protocol import encode
 from npc_runtime.protocol.messages import (
     Error,
     Hello,
@@ -214,38 +214,6 @@ def test_what_a_player_types_stays_text(client):
     # As control tokens the line would be about 20 tokens; as text every "<|im_end|>" alone is five and more.
     assert finished.usage.prompt_tokens > 90
     assert finished.text
-
-
-class RawSocket:
-    """A bare ZeroMQ socket: what other languages' clients are."""
-
-    def __init__(self, endpoint: str, kind: int = zmq.DEALER) -> None:
-        self.context = zmq.Context()
-        self.socket = self.context.socket(kind)
-        self.socket.setsockopt(zmq.LINGER, 0)
-        self.socket.setsockopt(zmq.RCVTIMEO, 30_000)
-        self.socket.connect(endpoint)
-
-    def ask(self, data: bytes):
-        self.socket.send(data)
-        return decode_answer(self.socket.recv())
-
-    def close(self) -> None:
-        self.socket.close()
-        self.context.term()
-
-
-@pytest.fixture
-def raw(daemon):
-    sockets = []
-
-    def connect(kind: int = zmq.DEALER) -> RawSocket:
-        sockets.append(RawSocket(daemon.endpoint, kind))
-        return sockets[-1]
-
-    yield connect
-    for opened in sockets:
-        opened.close()
 
 
 HELLO = Hello(id=1, protocol=1)
