@@ -63,11 +63,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ] = 8
     context_tokens: Annotated[int, Meta(ge=256, le=131072, description="tokens of context per conversation")] = 2048
     kv_memory_mb: Annotated[
-        int, Meta(ge=1, description="MiB for resident KV: lanes x context_tokens x bytes a token (SmolLM2, f16: 23,040)")
+        int,
+        Meta(ge=1, description="MiB of resident KV: lanes x context_tokens x bytes a token (SmolLM2: 23,040)"),
     ] = 512
-    kv_type: Annotated[
-        KvType, Meta(description="numbers of the KV cache; `q8_0`: half the memory, less exact")
-    ] = "f16"
+    kv_type: Annotated[KvType, Meta(description="numbers of the KV cache; `q8_0`: half the memory, less exact")] = "f16"
     ram_cache_mb: Annotated[
         int, Meta(ge=0, description="MiB for KV that lost its lane, and for persona prefixes; 0: none is kept")
     ] = 256
@@ -80,16 +79,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     prefill_threads: Annotated[int, Meta(ge=0, le=512, description="CPU threads of prefill; 0: as `threads`")] = 0
     spin_count: Annotated[
         int,
-        Meta(ge=0, le=10_000_000_000, description="how often a worker thread looks for work before it sleeps (libgomp)"),
+        Meta(ge=0, le=10_000_000_000, description="how often a worker thread looks for work before it sleeps"),
     ] = 1_000_000
-    flash_attention: Annotated[FlashAttention, Meta(description="flash attention")] = "auto"
+    flash_attention: Annotated[FlashAttention, Meta(description="`auto`: on a GPU or with `q8_0`; a CPU is faster without")] = "auto"
     gpu_layers: Annotated[
         int, Meta(ge=-1, description="layers on the GPU, for builds that have one; -1: all; 0: none")
     ] = 0
     gpu_device: Annotated[int, Meta(ge=0, description="number of the GPU")] = 0
-    gpu_split: Annotated[
-        GpuSplit, Meta(description="how a model is split over several GPUs")
-    ] = "layer"
+    gpu_split: Annotated[GpuSplit, Meta(description="how a model is split over several GPUs")] = "layer"
     low_priority: Annotated[
         bool, Meta(description="the engine runs below the game's priority: it gets what the game leaves")
     ] = False

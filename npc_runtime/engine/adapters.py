@@ -1,8 +1,9 @@
 """The adapters that are loaded into the model, by the sha256 of their content.
 
 A file is hashed before it is loaded and looked at again afterwards: what is loaded under a digest is that content, or
-the load is refused. Loading happens between two steps, on the thread that owns the model. At most ``limit`` stay loaded:
-the one that was used the longest time ago makes room and comes back on its next use. What a turn runs under stays.
+the load is refused. Loading happens between two steps, on the thread that owns the model. At most ``limit`` stay
+loaded: the one that was used the longest time ago makes room and comes back on its next use. What a turn runs under
+stays.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from npc_runtime.base_model import file_digest
 from npc_runtime.engine.backend import ActiveSet, Adapter, Backend
 from npc_runtime.engine.commands import AdapterSource
 from npc_runtime.errors import AdapterChanged, AdapterMissing
-
 
 Unbind = Callable[[Adapter], None]
 

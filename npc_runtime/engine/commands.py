@@ -11,7 +11,8 @@ from typing import Annotated, Literal, Union
 import msgspec
 from msgspec import Meta
 
-from npc_runtime.config import FlashAttention, GpuSplit, KvType
+from npc_runtime.base_model import find_base_model
+from npc_runtime.config import FlashAttention, GpuSplit, KvType, Settings, default_threads
 from npc_runtime.prompt import Conversation
 from npc_runtime.protocol.messages import FinishReason
 from npc_runtime.sampling import Sampling
@@ -39,9 +40,35 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     gpu_layers: int = 0
     gpu_device: int = 0
     gpu_split: GpuSplit = "layer"
+    spin_count: int = 1_000_000
     low_priority: bool = False
     max_tokens_per_second: float = 0.0
     max_loaded_adapters: int = 64
+
+
+def engine_settings(settings: Settings) -> EngineSettings:
+    """The engine's part of a daemon's settings. Raises ConfigError where there is no such base model."""
+    return EngineSettings(
+        base_model=str(find_base_model(settings.base_model)),
+        lanes=settings.lanes,
+        context_tokens=settings.context_tokens,
+        chunk_tokens=settings.prefill_chunk_tokens,
+        threads=settings.threads or default_threads(),
+        prefill_threads=settings.prefill_threads,
+        kv_type=settings.kv_type,
+        flash_attention=settings.flash_attention,
+        kv_bytes=settings.kv_memory_mb << 20,
+        ram_bytes=settings.ram_cache_mb << 20,
+        kv_dir=settings.kv_dir,
+        disk_bytes=settings.disk_cache_mb << 20,
+        gpu_layers=settings.gpu_layers,
+        gpu_device=settings.gpu_device,
+        gpu_split=settings.gpu_split,
+        spin_count=settings.spin_count,
+        low_priority=settings.low_priority,
+        max_tokens_per_second=settings.max_tokens_per_second,
+        max_loaded_adapters=settings.max_loaded_adapters,
+    )
 
 
 class AdapterSource(msgspec.Struct, frozen=True):
@@ -138,9 +165,7 @@ class Leave(Command, frozen=True, tag="leave"):
     """Keep on disk what is to be kept, then end the process."""
 
 
-AnyCommand = Union[
-    RunTurn, StopTurn, SetRunning, Prepare, MeasurePersona, DropKv, KeepAdapters, Probe, Leave
-]
+AnyCommand = Union[RunTurn, StopTurn, SetRunning, Prepare, MeasurePersona, DropKv, KeepAdapters, Probe, Leave]
 
 
 class Event(msgspec.Struct, frozen=True, tag_field="type"):
@@ -207,8 +232,9 @@ class PersonaMeasured(Event, frozen=True, tag="persona_measured"):
 
 
 class Prepared(Event, frozen=True, kw_only=True, tag="prepared"):
-    """A ``Prepare`` has ended. ``ready_tokens`` of the next prompt are in the lane, ``computed_tokens`` were computed for
-    it; ``primed`` are the calls in which the player's line was computed so far; ``superseded``: it was given up."""
+    """A ``Prepare`` has ended. ``ready_tokens`` of the next prompt are in the lane, ``computed_tokens`` were computed
+    for it; ``primed`` are the calls in which the player's line was computed so far; ``superseded``: it was given
+    up."""
 
     prepare_id: str
     session_id: str

@@ -36,6 +36,7 @@ from npc_runtime.engine.commands import (
     SetRunning,
     Spoken,
     StopTurn,
+    TurnDone,
     TurnFailed,
 )
 from npc_runtime.engine.disk_tier import DiskTier, Header
@@ -53,7 +54,7 @@ from npc_runtime.prompt import Call, Conversation, JinjaTemplate, PromptTemplate
 log = logging.getLogger("npc_runtime.engine")
 
 REST_SECONDS = 1.0
-"""How long no turn must have run before KV is written to disk: in a quick dialogue each write would soon be outdated."""
+"""How long no turn must have run before KV is written to disk: in a quick dialogue a write would soon be outdated."""
 
 
 class EngineCore:
@@ -83,7 +84,9 @@ class EngineCore:
             lambda digest, done: notify(AdapterLoaded(digest) if done else AdapterLoading(digest)),
             settings.max_loaded_adapters,
         )
-        self.lanes = LanePool([backend.new_context(options(settings)) for _ in range(affordable_lanes(backend, settings))])
+        self.lanes = LanePool(
+            [backend.new_context(options(settings)) for _ in range(affordable_lanes(backend, settings))]
+        )
         disk = DiskTier(Path(settings.kv_dir), settings.disk_bytes) if settings.kv_dir else None
         self.kv = KvCache(self.lanes, settings.ram_bytes, disk)
         self.context_tokens = self.lanes.lanes[0].context.context_tokens
@@ -105,7 +108,7 @@ class EngineCore:
         s = self.settings
         template = hashlib.sha256(self.backend.chat_template.encode()).hexdigest()
         return (
-            f"ctx {self.context_tokens}; chunk {s.chunk_tokens}; kv {s.kv_type}; flash {s.flash_attention}; "
+            f"ctx {self.context_tokens}; chunk {s.chunk_tokens}; kv {s.kv_type}; flash {options(s).flash}; "
             f"threads {s.threads}/{s.prefill_threads}; gpu {s.gpu_layers}; {build}; template {template}"
         )
 
@@ -206,10 +209,10 @@ class EngineCore:
     def _step_turn(self, run: TurnRun) -> list[AnyEvent]:
         began = self._clock()
         try:
-            return next(self._runs[run.turn.turn_id][1])
-        except StopIteration:
-            self._end(run)
-            return []
+            events = next(self._runs[run.turn.turn_id][1])
+            if events and isinstance(events[-1], TurnDone):
+                self._end(run)
+            return events
         except NpcError as error:
             return self._fail(run, error)
         except DecodeFailed as error:
@@ -219,8 +222,10 @@ class EngineCore:
             text = f"the engine failed inside a turn ({type(error).__name__}); see its log"
             return self._fail(run, InternalError(text))
         finally:
-            now = self._clock()
-            run.used += now - began
+            took = self._clock() - began
+            run.used += took
+            for other, _ in self._runs.values():
+                other.waited += took if other is not run else 0.0
             if run.wants_token and self.settings.max_tokens_per_second:
                 self._next_token_at = max(self._next_token_at, began) + 1 / self.settings.max_tokens_per_second
 
@@ -254,10 +259,10 @@ class EngineCore:
 
     def _step_preparation(self, name: str, preparation: Preparation, steps: Steps) -> list[AnyEvent]:
         try:
-            return next(steps)
-        except StopIteration:
-            self._forget_preparation(name)
-            return []
+            events = next(steps)
+            if events:
+                self._forget_preparation(name)
+            return events
         except (NpcError, DecodeFailed) as error:
             code = error.code if isinstance(error, NpcError) else DecodeError.code
             self._forget_preparation(name)
@@ -354,6 +359,7 @@ def options(settings: EngineSettings) -> ContextOptions:
         prefill_threads=settings.prefill_threads,
         kv_type=settings.kv_type,
         flash_attention=settings.flash_attention,
+        on_gpu=settings.gpu_layers != 0,
     )
 
 

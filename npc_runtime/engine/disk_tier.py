@@ -179,9 +179,7 @@ class DiskTier:
 
     def _write(self, name: str, snapshot: Snapshot) -> None:
         path, draft = self._folder / name, self._folder / f"{name}.draft"
-        fields = Header(
-            snapshot.key, snapshot.session_id, snapshot.persona_id, snapshot.calls, len(snapshot.data), b""
-        )
+        fields = Header(snapshot.key, snapshot.session_id, snapshot.persona_id, snapshot.calls, len(snapshot.data), b"")
         header = msgspec.structs.replace(fields, checksum=_checksum(fields, snapshot.data))
         packed = msgpack.packb(msgspec.to_builtins(header, builtin_types=(bytes,)))
         try:

@@ -80,9 +80,7 @@ class Lane:
 
     def snapshot(self) -> Snapshot:
         """A copy of the KV."""
-        return Snapshot(
-            self.key, self.session_id, self.persona_id, tuple(self.calls), self.context.save(), self.pinned
-        )
+        return Snapshot(self.key, self.session_id, self.persona_id, tuple(self.calls), self.context.save(), self.pinned)
 
     def restore(self, calls: Sequence[Call], data: bytes) -> bool:
         """Take the KV of ``calls`` from ``data``. False, and nothing held, where it is not taken."""

@@ -1,10 +1,10 @@
 """Which tokens a prompt is, and in which decode calls they are computed.
 
-A call's size is a function of the conversation alone: replies are decoded token by token (as they were generated), all
-else in chunks of a fixed size that begin anew after the persona's fixed part, after every reply, and where the player's
-line begins. A line that was computed while it was still being typed keeps the calls it was computed in; they are part of
-the conversation from then on. So KV that is computed again after an eviction or a restart has the same bits as the first
-time.
+A call's size is a function of the conversation alone: replies are decoded token by token (as they were generated),
+all else in chunks of a fixed size that begin anew after the persona's fixed part, after every reply, and where the
+player's line begins. A line that was computed while it was still being typed keeps the calls it was computed in; they
+are part of the conversation from then on. So KV that is computed again after an eviction or a restart has the same
+bits as the first time.
 """
 
 from __future__ import annotations

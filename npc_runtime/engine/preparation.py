@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from npc_runtime.engine.commands import Prepare, Prepared
-from npc_runtime.engine.plan import Plan, count_tokens
+from npc_runtime.engine.plan import Plan, count_tokens, shared_calls
 from npc_runtime.prompt import Call
 
 if TYPE_CHECKING:
@@ -36,23 +36,20 @@ class Preparation:
         if not calls or count_tokens(calls) > self._core.context_tokens:
             yield [self.ended()]
             return
-        command = self.command
-        lane, key, adapters = self._core.place(command)
-        # The last call is not wanted for its logits here, so a call that never comes stands in for it.
-        self._core.kv.fill(lane, (*calls, ()))
-        yield []
-        while len(lane.calls) < len(calls):
-            if (lane.session_id, lane.key) != (command.session_id, key) or lane.held:
-                break
-            call = calls[len(lane.calls)]
-            lane.decode(call, adapters, want_logits=False)
-            self._computed += len(call)
-            self._core.kept_prefix(lane, self._plan)
+        lane, key, adapters = self._core.place(self.command)
+        if shared_calls(lane.calls, calls) < len(calls):
+            # The last call is not wanted for its logits here, so a call that never comes stands in for it.
+            self._core.kv.fill(lane, (*calls, ()))
+        while (done := len(lane.calls)) < len(calls):
             yield []
-        else:
-            self._ready = lane.position
-            self._primed = primed
-        yield [self.ended(superseded=not self._ready)]
+            if lane.held or (lane.session_id, lane.key, len(lane.calls)) != (self.command.session_id, key, done):
+                yield [self.ended(superseded=True)]
+                return
+            lane.decode(calls[done], adapters, want_logits=False)
+            self._computed += len(calls[done])
+            self._core.kept_prefix(lane, self._plan)
+        self._ready, self._primed = count_tokens(calls), primed
+        yield [self.ended()]
 
     def _calls(self) -> tuple[tuple[Call, ...], tuple[Call, ...]]:
         """What is to be computed, and which of it are calls of the player's line."""

@@ -39,7 +39,8 @@ class Snapshot:
         return self.key, self.session_id, () if self.session_id else self.calls
 
     def usable(self, calls: Sequence[Call], *, cuttable: bool) -> int:
-        """How many of the first ``calls`` it holds. What cannot be cut (see ``Context``) is used whole or not at all."""
+        """How many of the first ``calls`` it holds. What cannot be cut (see ``Context``) is used whole or not at
+        all."""
         shared = shared_calls(self.calls, calls)
         return shared if cuttable or shared == len(self.calls) else 0
 
@@ -50,7 +51,7 @@ class RamTier:
     ``on_evict`` gets what goes.
     """
 
-    def __init__(self, budget: int, on_evict: Callable[[Snapshot], None] = lambda snapshot: None) -> None:
+    def __init__(self, budget: int, on_evict: Callable[[Snapshot], object] = lambda snapshot: None) -> None:
         self._budget = budget
         self._on_evict = on_evict
         self._entries: OrderedDict[SLOT, Snapshot] = OrderedDict()

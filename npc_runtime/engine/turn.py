@@ -49,7 +49,8 @@ class Reply:
 class TurnRun:
     """One turn that has begun. ``steps`` is the whole of it; setting ``cancelled`` ends it at the next step.
 
-    ``forgotten``: its KV is to be dropped when it has ended. ``used`` is the time its own steps took, in seconds;
+    ``forgotten``: its KV is to be dropped when it has ended. ``used`` is the time its own steps took, in
+    seconds, ``waited`` the time that the steps of other turns took;
     ``share`` the same, counted as if it had begun with the others that run.
     ``wants_token`` is true where its next step draws a token of the reply.
     """
@@ -60,12 +61,12 @@ class TurnRun:
         self.forgotten = False
         self.used = 0.0
         self.used_before = 0.0
+        self.waited = 0.0
         self.wants_token = False
         self.lane: Lane | None = None
         self._core = core
         self._clock = clock
-        self._began = clock()
-        self._deadline = None if turn.deadline_seconds is None else self._began + turn.deadline_seconds
+        self._deadline = None if turn.deadline_seconds is None else clock() + turn.deadline_seconds
 
     @property
     def share(self) -> float:
@@ -117,7 +118,7 @@ class TurnRun:
                 restore_ms=(restored - switched) * 1e3,
                 prefill_ms=(prefilled - before) * 1e3,
                 decode_ms=(self.used - prefilled) * 1e3,
-                waited_ms=max(0.0, clock() - self._began - self.used) * 1e3,
+                waited_ms=self.waited * 1e3,
                 stats=core.stats(),
             )
         ]

@@ -51,8 +51,8 @@ class LlamaModel:
     def __init__(self, path: Path, gpu: GpuOptions = NO_GPU, *, vocab_only: bool = False) -> None:
         if gpu.layers and not lib.llama_supports_gpu_offload():
             raise ConfigError(
-                f"gpu_layers {gpu.layers}: this build of llama.cpp has no GPU backend; set gpu_layers to 0, or build one "
-                "with CUDA, Vulkan or Metal (docs/configuration.md says how)"
+                f"gpu_layers {gpu.layers}: this build of llama.cpp has no GPU backend; set gpu_layers to 0, or build "
+                "one with CUDA, Vulkan or Metal (docs/configuration.md says how)"
             )
         params = lib.llama_model_default_params()
         params.vocab_only = vocab_only

@@ -5,9 +5,9 @@ placeholders. So the template's scaffolding and the texts stay apart: only scaff
 player who types ``<|im_end|>`` has typed eight ordinary characters. Models without a chat template get a plain
 transcript.
 
-Segments also carry where decode calls begin. A block ends after the persona's fixed part, after every reply and before
-every player line; within a block tokens are decoded in chunks of a fixed size. So the same conversation is always computed
-by the same calls, and what stands before the next line can be computed before anybody speaks.
+Segments also carry where decode calls begin. A block ends after the persona's fixed part, after every reply and
+before every player line; within a block tokens are decoded in chunks of a fixed size. So the same conversation is
+always computed by the same calls, and what stands before the next line can be computed before anybody speaks.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Segment:
 
     ``special``: scaffolding of the template, in which control tokens are meant. ``tokens``: ids that are used as they
     are and were decoded one by one (a reply); ``text`` follows them. ``ends_block``: a decode call ends here.
-    ``begins_line``: a player's line, with which a decode call begins; ``cuts`` and ``primed`` tell of the calls in which
-    it was computed (see :class:`Exchange` and :class:`Conversation`).
+    ``begins_line``: a player's line, with which a decode call begins; ``cuts`` and ``primed`` tell of the calls in
+    which it was computed (see :class:`Exchange` and :class:`Conversation`).
     """
 
     text: str
