@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 
 from npc_runtime import __version__
-from npc_runtime.cli import personas, serve, talk
+from npc_runtime.cli import personas, serve, talk, tune
 from npc_runtime.cli.demo import demo
 from npc_runtime.errors import ConfigError, NpcError
 from npc_runtime.training.cli import app as adapter_app
@@ -24,6 +24,7 @@ app.command()(talk.say)
 app.command()(talk.chat)
 app.command(name="personas")(personas.personas)
 app.command()(personas.status)
+app.command()(tune.tune)
 app.command()(demo)
 app.add_typer(adapter_app, name="adapter", help="Train and evaluate adapters.")
 

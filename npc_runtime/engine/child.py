@@ -61,10 +61,9 @@ def _load(settings: EngineSettings, out: BinaryIO) -> EngineCore:
     path = Path(settings.base_model)
     digest = file_digest(path)
     gpu = GpuOptions(settings.gpu_layers, settings.gpu_device, settings.gpu_split)
-    core = EngineCore(
-        LlamaModel(path, gpu), settings, base_digest=digest, build=build_id(), notify=lambda event: _send(out, event)
-    )
-    _send(out, core.ready(path.name))
+    model = LlamaModel(path, gpu)
+    core = EngineCore(model, settings, base_digest=digest, build=build_id(), notify=lambda event: _send(out, event))
+    _send(out, msgspec.structs.replace(core.ready(path.name), source_digest=model.source_digest))
     return core
 
 

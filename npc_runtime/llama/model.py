@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+from npc_runtime.base_model import SOURCE_DIGEST_KEY
 from npc_runtime.config import GpuSplit, KvType
 from npc_runtime.errors import AdapterInvalid, ConfigError
 from npc_runtime.llama.context import KV_BITS, ContextOptions, LlamaContext
@@ -80,6 +82,12 @@ class LlamaModel:
     def architecture(self) -> str:
         """For example ``llama`` or ``gemma3``."""
         return self.metadata("general.architecture")
+
+    @property
+    def source_digest(self) -> str:
+        """The sha256 of the file that this one was prepared from; empty for an original."""
+        value = self.metadata(SOURCE_DIGEST_KEY)
+        return value if re.fullmatch(r"[0-9a-f]{64}", value) else ""
 
     @property
     def chat_template(self) -> str:
