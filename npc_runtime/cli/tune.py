@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from npc_runtime.base_model import find_base_model
 from npc_runtime.config import Settings, default_threads, load_settings
@@ -33,11 +33,12 @@ from npc_runtime.tuning.prepared import (
 from npc_runtime.tuning.search import Outcome, Search
 from npc_runtime.tuning.settings_file import as_yaml, write_settings
 from npc_runtime.tuning.tables import comparison_table, conditions, outcome_table, quality_table
-from npc_runtime.tuning.texts import test_texts
+from npc_runtime.tuning.texts import quality_texts
 from npc_runtime.tuning.worker import OutOfTime, Worker
 
 DEFAULT_CONFIG = Path("npc-runtime.yaml")
 MIN_SECONDS = 5.0
+PHASES = {"reading": "finding out what matters", "writing": "writing {}"}
 OFFER = 0.05
 """Share of a turn's time that another file type must save to be offered."""
 
@@ -128,16 +129,16 @@ def _search_bar(seconds: float, began: float) -> Iterator[Callable[[str, str, in
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[value]}"), TimeElapsedColumn())
     with Progress(*columns, console=told) as progress:
         whole = progress.add_task("time", total=seconds, value=f"of at most {seconds:g} s")
-        tasks: dict[str, object] = {}
+        tasks: dict[str, TaskID] = {}
 
         def show(factor: str, value: str, done: int, total: int) -> None:
             for name, known in tasks.items():
                 if name != factor:
-                    progress.update(known, completed=1, total=1)  # type: ignore[arg-type]
-                    progress.stop_task(known)  # type: ignore[arg-type]
+                    progress.update(known, completed=1, total=1)
+                    progress.stop_task(known)
             if factor not in tasks:
                 tasks[factor] = progress.add_task(factor, total=total, value="")
-            progress.update(tasks[factor], completed=done, total=total, value=value)  # type: ignore[arg-type]
+            progress.update(tasks[factor], completed=done, total=total, value=value)
             progress.update(whole, completed=min(seconds, time.monotonic() - began))
 
         yield show
@@ -220,17 +221,17 @@ def _made(original: Original, file_type: str, threads: int, worker: Worker) -> P
         told.print(f"{target.name} was made before")
         return target
     began = time.monotonic()
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeElapsedColumn())
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[size]}"), TimeElapsedColumn())
     with Progress(*columns, console=told) as progress:
-        task = progress.add_task(f"{original.path.name} → {file_type}", total=None)
-        prepare(
-            original,
-            file_type,
-            target,
-            threads,
-            worker,
-            lambda done, total: progress.update(task, completed=done, total=total),
-        )
+        tasks: dict[str, TaskID] = {}
+
+        def show(phase: str, done: int, total: int) -> None:
+            if phase not in tasks:
+                tasks[phase] = progress.add_task(PHASES[phase].format(file_type), total=total, size="")
+            size = f"{done / 1e6:.1f} of {total / 1e6:.1f} MB" if phase == "writing" else f"{done} of {total}"
+            progress.update(tasks[phase], completed=done, total=total, size=size)
+
+        prepare(original, file_type, target, threads, worker, show)
     before, after = original.path.stat().st_size, target.stat().st_size
     told.print(f"made in {time.monotonic() - began:.1f} s: {after / 1e6:.1f} MB, the original has {before / 1e6:.1f}")
     return target
@@ -238,7 +239,7 @@ def _made(original: Original, file_type: str, threads: int, worker: Worker) -> P
 
 def _show_quality(settings: Settings, original: Original, target: Path, file_type: str, worker: Worker) -> None:
     threads = settings.prefill_threads or settings.threads or default_threads()
-    texts = test_texts(Path(settings.personas_dir))
+    texts = quality_texts(Path(settings.personas_dir))
     job = Perplexity(source=str(original.path), prepared=str(target), texts=texts, threads=threads)
     with _quality_bar() as bar:
         agreement = worker.ask(job, Agreement, report=bar(f"perplexity of both files, {len(texts)} texts"))

@@ -200,6 +200,11 @@ class LlamaModel:
         """A sampler for one reply; ``recent`` are the reply tokens of the conversation so far."""
         return LlamaSampler(self.n_vocab, sampling, seed, self.end_tokens if min_tokens else (), min_tokens, recent)
 
+    @property
+    def pointer(self) -> ctypes.c_void_p:
+        """llama.cpp's handle, for this package."""
+        return self._model  # type: ignore[no-any-return]
+
     def close(self) -> None:
         """Free the model; contexts and adapters of it must be gone."""
         lib.llama_model_free(self._model)

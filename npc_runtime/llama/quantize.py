@@ -9,10 +9,11 @@ from __future__ import annotations
 import ctypes
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from npc_runtime.errors import ConfigError
+from npc_runtime.llama.importance import Importance
 from npc_runtime.llama.library import captured_log, lib, reason
 
 _PREFIX = "LLAMA_FTYPE_MOSTLY_"
@@ -23,13 +24,23 @@ _SIZES = re.compile(r"(model|quant) size\s*=\s*([\d.]+) MiB")
 
 @dataclass(frozen=True)
 class Quantisation:
-    """What is to be made of ``source``: ``target``, of ``file_type`` (like ``q4_0``), with additional ``metadata``."""
+    """What is to be made of ``source``: ``target``, of ``file_type`` (like ``q4_0``), with additional ``metadata``.
+
+    ``importance`` tells where rounding hurts most (see ``importance.py``); it may be empty.
+    """
 
     source: Path
     target: Path
     file_type: str
     threads: int
     metadata: Mapping[str, str]
+    importance: Importance = field(default_factory=dict)
+
+
+class _Weights(ctypes.Structure):
+    """``struct llama_model_imatrix_data``."""
+
+    _fields_ = (("name", ctypes.c_char_p), ("data", ctypes.POINTER(ctypes.c_float)), ("size", ctypes.c_size_t))
 
 
 def file_type_name(number: str) -> str:
@@ -63,11 +74,22 @@ def _run(wanted: Quantisation, *, dry_run: bool) -> list[str]:
     params.dry_run = dry_run
     added = _overrides(wanted.metadata)
     params.kv_overrides = ctypes.cast(added, type(params.kv_overrides))
+    weights = _weights(wanted.importance)
+    if wanted.importance:
+        params.imatrix = ctypes.cast(weights, type(params.imatrix))
     with captured_log() as lines:
         code = lib.llama_model_quantize(str(wanted.source).encode(), str(wanted.target).encode(), ctypes.byref(params))
     if code != 0:
         raise ConfigError(f"'{wanted.source}' cannot be made into a {wanted.file_type} file: {reason(lines)}")
     return lines
+
+
+def _weights(importance: Importance) -> ctypes.Array[_Weights]:
+    """llama.cpp's form of the importance: an array that ends with an empty entry. It points into ``importance``."""
+    array = (_Weights * (len(importance) + 1))()
+    for index, (name, values) in enumerate(importance.items()):
+        array[index] = _Weights(name.encode(), values.ctypes.data_as(ctypes.POINTER(ctypes.c_float)), len(values))
+    return array
 
 
 def _overrides(metadata: Mapping[str, str]) -> ctypes.Array[ctypes.Structure]:

@@ -12,6 +12,8 @@ import os
 import queue
 import signal
 import threading
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ import msgspec
 from npc_runtime.base_model import SOURCE_NAME_KEY
 from npc_runtime.errors import InternalError, NpcError
 from npc_runtime.llama import LlamaModel
+from npc_runtime.llama.importance import read_importance
 from npc_runtime.llama.quantize import Quantisation, expected_bytes, file_type_name, quantise
 from npc_runtime.tuning.jobs import (
     AnyJob,
@@ -34,7 +37,6 @@ from npc_runtime.tuning.jobs import (
     Progress,
     Quantise,
 )
-from npc_runtime.tuning.quality import compare, measure_voices
 from npc_runtime.tuning.speed import SpeedMeter
 
 
@@ -66,20 +68,28 @@ def main() -> None:
             tell(Failed(code=InternalError.code, message=f"{type(error).__name__}: {error}"))
 
 
-def _do(job: AnyJob, meter: SpeedMeter, report: Any) -> Any:
+def _do(job: AnyJob, meter: SpeedMeter, report: Callable[[int, int], None]) -> Any:
     match job:
         case Inspect():
             return _inspect(Path(job.model))
         case Quantise():
-            wanted = Quantisation(Path(job.source), Path(job.target), job.file_type, job.threads, job.metadata)
-            report(0, expected_bytes(wanted))
-            return quantise(wanted)
+            return _quantise(job, report)
         case Measure():
             return meter.measure(job)
-        case Perplexity():
-            return compare(job, report)
-        case MeasureVoices():
-            return measure_voices(job, report)
+        case Perplexity() | MeasureVoices():
+            # Imported where it is needed: what it takes with it (templates, training) takes a third of the start.
+            from npc_runtime.tuning.quality import compare, measure_voices
+
+            return compare(job, report) if isinstance(job, Perplexity) else measure_voices(job, report)
+
+
+def _quantise(job: Quantise, report: Callable[[int, int], None]) -> int:
+    source = Path(job.source)
+    wanted = Quantisation(source, Path(job.target), job.file_type, job.threads, job.metadata)
+    if not job.only_size:
+        importance = read_importance(source, job.texts, job.threads, report) if job.texts else {}
+        quantise(replace(wanted, importance=importance))
+    return expected_bytes(wanted)
 
 
 def _inspect(path: Path) -> ModelFacts:

@@ -20,13 +20,18 @@ class Inspect(Job, frozen=True, kw_only=True, tag="inspect"):
 
 
 class Quantise(Job, frozen=True, kw_only=True, tag="quantise"):
-    """Make ``target`` from ``source``. Its size is told as progress before it is begun. No result."""
+    """Make ``target`` from ``source``; with ``only_size`` only find out how large it would be. Result: about its bytes.
+
+    What matters when ``texts`` are read is rounded with more care; how far the reading is, is told as progress.
+    """
 
     source: str
     target: str
     file_type: str
     threads: int
     metadata: dict[str, str]
+    texts: tuple[str, ...] = ()
+    only_size: bool = False
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):

@@ -124,7 +124,9 @@ class Lab:
             if is_prepared(kept, self._original, setup.file_type, worker):
                 return kept
             threads = max(setup.threads, setup.prefill_threads)
-            prepare(self._original, setup.file_type, target, threads, worker, _quiet, self._left())
+            prepare(
+                self._original, setup.file_type, target, threads, worker, _quiet, careful=False, seconds=self._left()
+            )
         return target
 
     def _worker(self, model: str, spin_count: int) -> Worker:
@@ -173,5 +175,5 @@ def _within(tokens: float, least: int, most: int) -> int:
     return max(least, min(most, int(tokens)) // 64 * 64)
 
 
-def _quiet(_done: int, _total: int) -> None:
+def _quiet(_phase: str, _done: int, _total: int) -> None:
     pass

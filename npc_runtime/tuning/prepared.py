@@ -9,16 +9,18 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import platformdirs
 import psutil
 
 from npc_runtime.base_model import EMBEDDED, SOURCE_DIGEST_KEY, SOURCE_NAME_KEY, file_digest, find_base_model
 from npc_runtime.errors import ConfigError, suggest
 from npc_runtime.tuning.jobs import Inspect, ModelFacts, Quantise
+from npc_runtime.tuning.prose import PLAIN_TALK
 from npc_runtime.tuning.worker import Worker
 
 FILE_TYPES = {
@@ -33,7 +35,11 @@ FILE_TYPES = {
 """The types that a file can be prepared in, and what they are good for."""
 SPARE_BYTES = 64 << 20
 
-Report = Callable[[int, int], None]
+ROUNDED_WITH_CARE = ("q4_0", "iq4_nl", "q4_k_m", "q5_0", "q6_k")
+"""Types whose quantiser can make use of what matters to the model when it reads."""
+
+Report = Callable[[str, int, int], None]
+"""Told how far a file is: ``reading`` text first (in pieces of it), then ``writing`` (in bytes)."""
 
 
 @dataclass(frozen=True)
@@ -75,18 +81,19 @@ def find_original(path: Path, facts: ModelFacts, worker: Worker) -> Original | N
     installed or lies beside it; None where it does not."""
     if not facts.source_digest:
         return Original(path, file_digest(path), facts)
-    for candidate in (*_installed(), path.with_name(facts.source_name)):
-        if candidate.is_file() and file_digest(candidate) == facts.source_digest:
+    for candidate in _places(path, facts):
+        if candidate.name == facts.source_name and file_digest(candidate) == facts.source_digest:
             return Original(candidate, facts.source_digest, inspect(candidate, worker))
     return None
 
 
-def _installed() -> list[Path]:
-    found = []
+def _places(path: Path, facts: ModelFacts) -> Iterator[Path]:
+    beside = path.with_name(facts.source_name)
+    if facts.source_name and beside.is_file():
+        yield beside
     for name in EMBEDDED:
         with contextlib.suppress(ConfigError):
-            found.append(find_base_model(name))
-    return found
+            yield find_base_model(name)
 
 
 def is_prepared(path: Path, original: Original, file_type: str, worker: Worker) -> bool:
@@ -107,12 +114,12 @@ def prepare(
     threads: int,
     worker: Worker,
     report: Report,
+    *,
+    careful: bool = True,
     seconds: float | None = None,
 ) -> None:
     """Make ``target``: written to a draft, looked at, then renamed. Raises ConfigError, or OutOfTime after ``seconds``;
-    then there is no target.
-
-    ``report`` gets the bytes that are written, and about how many it will be.
+    then there is no target. ``careful`` False: for speed alone, which it does not change.
     """
     draft = target.with_name(f".{target.name}.{os.getpid()}.draft")
     job = Quantise(
@@ -121,31 +128,28 @@ def prepare(
         file_type=file_type,
         threads=threads,
         metadata={SOURCE_DIGEST_KEY: original.digest, SOURCE_NAME_KEY: original.path.name},
+        texts=(PLAIN_TALK,) if careful and file_type in ROUNDED_WITH_CARE else (),
     )
-    expected = 1
-
-    def begin(_done: int, total: int) -> None:
-        nonlocal expected
-        expected = total
-        _check_room(target, total)
-        report(0, total)
 
     def tick() -> None:
         with contextlib.suppress(OSError):
-            report(min(draft.stat().st_size, expected), expected)
+            report("writing", min(draft.stat().st_size, expected), expected)
 
     try:
         _make_folder(target.parent)
-        worker.ask(job, type(None), seconds=seconds, report=begin, tick=tick)
+        expected = worker.ask(msgspec.structs.replace(job, only_size=True), int, seconds=seconds)
+        _check_room(target, expected)
+        worker.ask(job, int, seconds=seconds, report=lambda done, total: report("reading", done, total), tick=tick)
         if not is_prepared(draft, original, file_type, worker):
             raise ConfigError(
                 f"the {file_type} file of '{original.path.name}' did not come out right and is not kept; "
                 f"is the disk of '{target.parent}' full?"
             )
         _replace(draft, target)
-        report(expected, expected)
+        report("writing", expected, expected)
     finally:
-        draft.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            draft.unlink()
 
 
 def _make_folder(folder: Path) -> None:

@@ -1,4 +1,7 @@
-"""A page of plain prose that nobody was trained on: what speed is measured with, and part of what quality is."""
+"""Two texts of our own: one to measure with, and another to find out what matters to a model when it reads.
+
+They have nothing in common, so that quality is not measured on what a file was made with.
+"""
 
 PROSE = """\
 The mill at Harrow Ford had stopped in the last week of autumn, and nobody in the village could agree on the reason.
@@ -48,4 +51,65 @@ up everyone was afraid. Is the mule still alive?"
 
 There was a pause. Then, for the first time in eleven days, the great wheel at Harrow Ford creaked, shivered, and
 turned a hand's breadth in the stream.
+"""
+
+PLAIN_TALK = """\
+Guard: Halt. Nobody goes through the east gate after the bell. State your name and your business.
+Traveller: I'm only a tinker. I mend pots, kettles, hinges, anything that is made of iron and has seen better days.
+Guard: A tinker at midnight? What is in the cart?
+Traveller: Tin, solder, a little charcoal, two blankets and my dinner. You may look, if you leave me the dinner.
+Guard: Very well. But mind the dog, he bites when it rains.
+
+"How much for the blue one?" she asked, holding the bowl up against the light. "Forty," said the potter. "For the
+blue one and the chipped one together I could say fifty-five, but don't tell my wife." They both laughed. In the end
+she paid fifty and got a candle as well.
+
+First boil the water, then add the barley and a pinch of salt. Stir it every few minutes, or it will burn at the
+bottom. After half an hour put in the onions, the carrots and whatever is left of yesterday's meat. If it is too
+thin, wait; if it is too thick, add a cup of water. It should be enough for six people, or for four who have been
+ploughing.
+
+Innkeeper: We have three rooms free. The one above the stable is warm but it smells; the one under the roof is clean
+but you'll hear the wind. The third has a ghost in it, so I let it for half the price.
+Guest: What does the ghost do?
+Innkeeper: Counts. Every night from one to three hundred and twelve, and then he sighs and starts again. He was a
+tax collector.
+Guest: I'll take the stable.
+
+The old road runs north from the harbour for eleven miles, crosses the Wend by a stone bridge of five arches, and
+climbs into the forest. There it divides. The left branch goes to the quarries, which have been closed since the
+flood of 1862; the right one goes on to Saint Orla, a town of about four thousand people with a market on Thursdays,
+a school, and the only doctor in the valley. In winter you should not try either of them without a guide.
+
+Smith: That blade is older than both of us. Where did you find it?
+Knight: In the hand of a man who no longer needed it. Can you put an edge on it again?
+Smith: I can put an edge on anything. Whether it will keep one is another question. See these little cracks near the
+hilt? Somebody heated it too quickly, long ago. I would hang it on a wall and buy a new one.
+Knight: I did not ask what you would do.
+Smith: No. They never do. Come back tomorrow, before noon, and bring silver.
+
+Dear Maud, thank you for your letter, which arrived on Monday, and for the seeds, which arrived on Friday and had
+been eaten by mice. Father is better. He sits up, complains about the soup, and asks for his pipe, so the doctor
+says that we may stop worrying. Yes, I have heard about Edwin; no, I don't believe a word of it. Please send more
+wool if you can, the grey kind. I miss you. Your loving sister, Joan.
+
+Witch: Three questions, and then you leave the way you came. Don't waste them.
+Child: Is it true that you can turn people into toads?
+Witch: Yes. That was one.
+Child: Does it hurt?
+Witch: Nobody has ever complained. Toads are polite. That was two.
+Child: Then why do you look so sad?
+Witch: Hm. You are cleverer than your brother. Sit down. This will take a while, and there is cake.
+
+Rules of the ferry: passengers stand in the middle. Horses are led, not ridden. Whoever falls in pays for the rope.
+The ferryman is always right while the boat is on the water, and may be argued with, politely, on land. One copper
+each way, two after dark, nothing for midwives.
+
+Captain: Report.
+Scout: Two dozen of them, sir, camped behind the ridge. Six horses, no wagons. They have posted a watch on the south
+side only, and he's asleep.
+Captain: Did anyone see you?
+Scout: A goat, sir. I don't think it will talk.
+Captain: Good work. Get something to eat. We move at four, without lanterns, and the first man who sings will carry
+the tents for the rest of the month.
 """

@@ -50,7 +50,7 @@ class Setup:
 
 @dataclass(frozen=True)
 class Factor:
-    """One thing that is chosen: values are settings that change together.
+    """One thing that is chosen: values are settings that change together, listed from what takes least.
 
     ``figures`` are those that it can change; ``weight`` its part of the time; with ``adopt`` False a better value is
     reported, but the search goes on without it. ``name`` and ``value`` are for people.
@@ -163,11 +163,12 @@ class Search:
         rounds = Rounds(self, factor, [before, *others])
         rounds.run(until)
         tried = rounds.tried()
-        if not rounds.complete:
+        if not rounds.enough:
             return Choice(factor, before, before, tried, note="no time left")
-        best = min((t for t in tried if self._may_take(t, before, rounds)), key=_time, default=tried[0])
+        best = _frugal([t for t in tried if self._may_take(t, before, rounds)] or [tried[0]])
         self.known |= {t.setup: t.speed for t in (best, tried[0]) if t.speed is not None}
-        return Choice(factor, before, best.setup, tried)
+        left_out = sum(t.speed is None and not t.error for t in tried)
+        return Choice(factor, before, best.setup, tried, note=f"no time for {left_out} more" if left_out else "")
 
     def _may_take(self, tried: Tried, before: Setup, rounds: Rounds) -> bool:
         if tried.speed is None or tried.setup == before:
@@ -185,7 +186,7 @@ class Search:
         rounds.run(self._until)
         found = {tried.setup: tried.speed for tried in rounds.tried()}
         start, best = found[outcome.start], found[outcome.best]
-        if not rounds.complete or start is None or best is None:
+        if start is None or best is None:
             return outcome
         if not rounds.beats(outcome.best, outcome.start):
             # The factors' gains were chance, or they do not add up: what is there stays.
@@ -210,13 +211,13 @@ class Rounds:
         self._known = search.known.get(setups[0])
 
     def run(self, until: float) -> None:
-        """Measure until then; the first round is finished, where the whole limit allows."""
+        """Measure until then; but at least the first two setups, where the whole limit allows."""
         total = MAX_ROUNDS * len(self._setups)
         done = 0
         for number in range(MAX_ROUNDS):
             # Every other round the other way round: what warms up or cools down meets all alike.
             for setup in self._setups if number % 2 == 0 else reversed(self._setups):
-                if self._search.out_of_time or (number and self._search.clock() >= until):
+                if self._search.out_of_time or (self.enough and self._search.clock() >= until):
                     return
                 done += 1
                 if setup in self._errors or (number and self._hopeless(setup)):
@@ -248,12 +249,15 @@ class Rounds:
 
     def _hopeless(self, setup: Setup) -> bool:
         speeds = self.medians()
-        return setup != self._setups[0] and turn_ms(speeds[setup]) > HOPELESS * min(map(turn_ms, speeds.values()))
+        if setup == self._setups[0] or setup not in speeds:
+            return False
+        return turn_ms(speeds[setup]) > HOPELESS * min(map(turn_ms, speeds.values()))
 
     @property
-    def complete(self) -> bool:
-        """Whether every setup was measured at least once, or failed."""
-        return all(self._speeds[setup] or setup in self._errors for setup in self._setups)
+    def enough(self) -> bool:
+        """Whether there is something to compare: the first setup was measured, and another one, or all others fail."""
+        others = [setup for setup in self._setups[1:] if setup not in self._errors]
+        return bool(self._speeds[self._setups[0]]) and (not others or any(self._speeds[setup] for setup in others))
 
     def medians(self) -> dict[Setup, Speed]:
         """The medians of what was measured."""
@@ -285,9 +289,10 @@ def _median(speeds: Sequence[Speed]) -> Speed:
     return Speed(prefill=median("prefill"), line_ms=median("line_ms"), decode=median("decode"))
 
 
-def _time(tried: Tried) -> float:
-    assert tried.speed is not None
-    return turn_ms(tried.speed)
+def _frugal(tried: Sequence[Tried]) -> Tried:
+    """The first that is about as fast as the fastest: a factor's values are listed from what takes least."""
+    times = [turn_ms(each.speed) for each in tried if each.speed is not None]
+    return next(each for each, time in zip(tried, times, strict=True) if time <= min(times) * (1 + MIN_GAIN))
 
 
 def differences(before: Setup, after: Setup) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""What perplexity is measured on: a page of prose, and the characters' dialogue lines where there are any."""
+"""What quality is measured on: a page of prose, and held-out dialogue lines where there are any."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MAX_CHARS = 6000
 """Of the dialogue files together, in equal parts: about 1,500 tokens."""
 
 
-def test_texts(personas_dir: Path) -> tuple[str, ...]:
+def quality_texts(personas_dir: Path) -> tuple[str, ...]:
     """The texts: prose, then one for each dialogue file. A file that cannot be read is left out."""
     texts = [text for path in sorted((personas_dir / "dialogue").glob("*.jsonl")) if (text := _dialogue(path))]
     return (PROSE, *(text[: MAX_CHARS // len(texts)] for text in texts))
@@ -22,7 +22,8 @@ def _dialogue(path: Path) -> str:
     try:
         for line in path.read_text(encoding="utf-8").splitlines():
             exchange = json.loads(line) if line.strip() else {}
-            said += [exchange[who] for who in ("player", "reply") if isinstance(exchange.get(who), str)]
-    except (OSError, ValueError, AttributeError):
+            if exchange.get("split") == "held_out":
+                said += [str(exchange[who]) for who in ("player", "reply")]
+    except (OSError, ValueError, AttributeError, KeyError):
         return ""
     return "\n".join(said)

@@ -74,17 +74,22 @@ class Worker:
 
         Raises OutOfTime after ``seconds``, EngineCrashed where the process dies, or the job's own error.
         """
-        until = None if seconds is None else time.monotonic() + seconds
         self._send(job)
+        try:
+            told = self._last(None if seconds is None else time.monotonic() + seconds, report, tick)
+        except BaseException:
+            self.close(kill=True)  # it is at work for nobody, and its answer would be taken for another job's
+            raise
+        if isinstance(told, Failed):
+            raise from_code(told.code, told.message)
+        return msgspec.json.decode(told.result, type=result)
+
+    def _last(self, until: float | None, report: Callable[[int, int], None], tick: Callable[[], None]) -> Done | Failed:
         while True:
             told = self._next(until, tick)
-            match told:
-                case Progress():
-                    report(told.done, told.total)
-                case Done():
-                    return msgspec.json.decode(told.result, type=result)
-                case Failed():
-                    raise from_code(told.code, told.message)
+            if not isinstance(told, Progress):
+                return told
+            report(told.done, told.total)
 
     def _send(self, job: Job) -> None:
         stdin = self._process.stdin
@@ -96,7 +101,6 @@ class Worker:
     def _next(self, until: float | None, tick: Callable[[], None]) -> AnyTold:
         while True:
             if until is not None and time.monotonic() >= until:
-                self.close(kill=True)
                 raise OutOfTime
             wait = TICK_SECONDS if until is None else max(0.0, min(TICK_SECONDS, until - time.monotonic()))
             try:
