@@ -125,9 +125,11 @@ class Agreement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VoiceRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One persona's margins in nat a token; ``over_others`` None: there is no other set."""
+    """One persona's held-out lines in nat a token: how likely they are under its own set (nearer to 0 is likelier), and
+    by how much that is above the base model and the best other set (None: there is no other)."""
 
     persona_id: str
+    own: float
     over_base: float
     over_others: float | None
     holds: bool

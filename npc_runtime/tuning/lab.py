@@ -12,7 +12,7 @@ import psutil
 
 from npc_runtime.adapter import read_adapter
 from npc_runtime.config import Settings
-from npc_runtime.errors import AdapterInvalid, NpcError
+from npc_runtime.errors import AdapterInvalid, ConfigError, NpcError
 from npc_runtime.tuning.jobs import Measure, ModelFacts, Speed, Work
 from npc_runtime.tuning.prepared import Original, is_prepared, prepare, prepared_path
 from npc_runtime.tuning.search import ALL_FIGURES, Setup
@@ -22,6 +22,8 @@ MAX_WORKERS = 4
 PILOT = Work(prefill=64, history=64, reply=4)
 SAMPLES = 40
 """About how many measurements a run is to have time for: so much of a prompt is computed in each."""
+MAKING_SHARE = 6
+"""A file of another type is made for a try where that takes at most this part of the time (a sixth)."""
 
 
 class Lab:
@@ -123,11 +125,18 @@ class Lab:
         with Worker(setup.spin_count) as worker:
             if is_prepared(kept, self._original, setup.file_type, worker):
                 return kept
-            threads = max(setup.threads, setup.prefill_threads)
-            prepare(
-                self._original, setup.file_type, target, threads, worker, _quiet, careful=False, seconds=self._left()
-            )
+            self._make(setup, target, worker)
         return target
+
+    def _make(self, setup: Setup, target: Path, worker: Worker) -> None:
+        assert self._original is not None
+        most = min(self._left(), self._seconds / MAKING_SHARE)
+        threads = max(setup.threads, setup.prefill_threads)
+        try:
+            prepare(self._original, setup.file_type, target, threads, worker, _quiet, careful=False, seconds=most)
+        except OutOfTime:
+            self._left()
+            raise ConfigError(f"not made within {most:.0f} s") from None
 
     def _worker(self, model: str, spin_count: int) -> Worker:
         """A process of its own for each file and spin count: kept, as far as memory goes, for the next round."""
@@ -162,12 +171,12 @@ class Lab:
 
 
 def sized_work(pilot: Speed, seconds: float, context_tokens: int) -> Work:
-    """So much in each measurement that a run of ``seconds`` has time for enough of them: 2.25 s each of a run of 90,
-    a third of it for the prompt. What is behind a short line is at most 768 tokens, the prompt at most 256."""
+    """So much in each measurement that a run of ``seconds`` has time for enough of them: about 2.25 s each of a run of
+    90, a third of it for the prompt (at most 256 tokens). The history (at most 768) is computed only once or twice."""
     assert pilot.prefill is not None
     each = pilot.prefill * seconds / SAMPLES
     room = context_tokens - 64
-    return Work(prefill=_within(each / 3, 64, min(256, room)), history=_within(each / 2, 64, min(768, room)))
+    return Work(prefill=_within(each / 3, 64, min(256, room)), history=_within(each, 64, min(768, room)))
 
 
 def _within(tokens: float, least: int, most: int) -> int:

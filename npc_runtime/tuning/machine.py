@@ -15,7 +15,7 @@ BUSY = 0.35
 CHUNKS = (32, 64, 128, 256)
 SPINS = (1_000, 100_000, 1_000_000, 10_000_000)
 """A million is a millisecond or two on today's processors. More than that would take the game's cores from it."""
-FILE_TYPES = ("q4_0", "iq4_nl", "q8_0", "q4_k_m")
+FILE_TYPES = ("q4_0", "q8_0", "iq4_nl", "q4_k_m")
 MAX_SOURCE_BYTES = 2 << 30
 """A larger base is not made into other types merely to try them; ``--prepare-model`` does it when asked to."""
 

@@ -101,6 +101,7 @@ def measure_voices(job: MeasureVoices, report: Report) -> VoiceFigures:
         rows=tuple(
             VoiceRow(
                 persona_id=row.persona_id,
+                own=row.means[row.persona_id],
                 over_base=row.over_base,
                 over_others=row.over_best_other if math.isfinite(row.over_best_other) else None,
                 holds=row.holds,

@@ -77,10 +77,11 @@ def quality_table(agreement: Agreement, voices: Sequence[VoiceFigures], source: 
         for old, new in zip(voices[0].rows, voices[1].rows, strict=True):
             style = "red" if old.holds and not new.holds else ""
             for title, one, other in (
-                ("the base", old.over_base, new.over_base),
-                ("the best other set", old.over_others, new.over_others),
+                (f"voice of {old.persona_id}", old.own, new.own),
+                ("… over the base", old.over_base, new.over_base),
+                ("… over the best other set", old.over_others, new.over_others),
             ):
                 if one is not None and other is not None:
                     cells = (f"{one:+.2f}", f"{other:+.2f}", f"{other - one:+.2f} nat a token")
-                    table.add_row(f"voice of {old.persona_id} over {title}", *cells, style=style)
+                    table.add_row(title, *cells, style=style)
     return table

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from npc_runtime.base_model import find_base_model
+from npc_runtime.tuning import prepared
 from npc_runtime.tuning.prepared import Original, find_original, inspect, prepare, prepared_path
 from npc_runtime.tuning.worker import Worker
 
@@ -36,8 +37,17 @@ def original(worker) -> Original:
 
 
 @pytest.fixture(scope="session")
-def q4_0(cache, original, worker) -> Path:
-    """SmolLM2 in Q4_0, where the command keeps it."""
+def made(cache, original, worker) -> tuple[Path, list[tuple[str, int, int]]]:
+    """SmolLM2 in Q4_0, where the command keeps it (made after less reading); and what was told while it was made."""
+    told: list[tuple[str, int, int]] = []
     path = prepared_path(original.digest, "q4_0")
-    prepare(original, "q4_0", path, 1, worker, lambda phase, done, total: None)
-    return path
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(prepared, "PLAIN_TALK", prepared.PLAIN_TALK[:1500])
+        prepare(original, "q4_0", path, 1, worker, lambda *progress: told.append(progress))
+    return path, told
+
+
+@pytest.fixture(scope="session")
+def q4_0(made) -> Path:
+    """The file alone."""
+    return made[0]

@@ -1,5 +1,7 @@
 """What there is to choose from, and how much is computed to choose."""
 
+from dataclasses import replace
+
 import pytest
 
 from npc_runtime.config import Settings
@@ -42,7 +44,7 @@ def test_a_machine_with_one_core_has_no_spin_to_choose(monkeypatch):
 
 
 def test_types_with_rows_of_256_are_for_models_that_have_such():
-    assert file_types(facts(), 1) == ("q4_1", "q4_0", "iq4_nl", "q8_0")
+    assert file_types(facts(), 1) == ("q4_1", "q4_0", "q8_0", "iq4_nl")
     assert "q4_k_m" in file_types(facts(width=2048), 1)
 
 
@@ -68,7 +70,7 @@ def test_flash_attention_and_kv_type_are_chosen_together_and_what_is_set_is_not_
 def test_a_slow_machine_computes_less_for_each_measurement():
     fast, slow = (sized_work(Speed(prefill=rate, line_ms=1, decode=1), 90, 2048) for rate in (2000, 60))
     assert (fast.prefill, fast.history) == (256, 768)
-    assert (slow.prefill, slow.history) == (64, 64)
+    assert (slow.prefill, slow.history) == (64, 128)
 
 
 def test_a_small_context_is_not_overrun():
@@ -82,8 +84,6 @@ def test_a_busy_machine_is_noticed(average, busy):
 
 
 def setup(settings=None, **changed):
-    from dataclasses import replace
-
     return replace(start_setup(settings or Settings(threads=2), "q4_1"), **changed)
 
 

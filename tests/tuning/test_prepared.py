@@ -2,11 +2,9 @@
 
 import ctypes
 import shutil
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
-import gguf
 import msgspec
 import pytest
 
@@ -38,30 +36,26 @@ def test_the_file_is_kept_under_its_sources_content_and_says_what_it_is(q4_0, or
     assert facts.source_name == original.path.name
     assert is_prepared(q4_0, original, "q4_0", worker)
     assert not is_prepared(q4_0, original, "q8_0", worker)
-    types = Counter(tensor.tensor_type.name for tensor in gguf.GGUFReader(q4_0).tensors)
-    assert types["Q4_0"] > 200
-    assert types["Q4_1"] <= 3  # llama.cpp is careful with the first layers' ffn_down
 
 
 def test_nothing_but_the_file_is_left(q4_0):
     assert list(models_folder().iterdir()) == [q4_0]
 
 
-def test_progress_is_told_first_of_reading_then_in_bytes_and_ends_at_the_whole(tmp_path, original, worker):
-    seen = []
-    target = tmp_path / "q4_0.gguf"
-    prepare(original, "q4_0", target, 1, worker, lambda *told: seen.append(told))
-    reading = [told[1:] for told in seen if told[0] == "reading"]
-    writing = [told[1:] for told in seen if told[0] == "writing"]
-    assert reading == [(piece, len(reading)) for piece in range(1, len(reading) + 1)]
+def test_progress_is_told_first_of_reading_then_in_bytes_and_ends_at_the_whole(made):
+    path, told = made
+    reading = [progress for phase, *progress in told if phase == "reading"]
+    writing = [progress for phase, *progress in told if phase == "writing"]
+    assert reading == [[piece, len(reading)] for piece in range(1, len(reading) + 1)]
+    assert told[: len(reading)] == [("reading", *progress) for progress in reading]
     assert writing == sorted(writing)
-    assert writing[-1][0] == writing[-1][1] == pytest.approx(target.stat().st_size, rel=0.02)
+    assert writing[-1][0] == writing[-1][1] == pytest.approx(path.stat().st_size, rel=0.02)
 
 
 def test_types_that_are_exact_enough_are_made_without_reading(tmp_path, original, worker):
-    seen = []
-    prepare(original, "q8_0", tmp_path / "q8_0.gguf", 1, worker, lambda *told: seen.append(told))
-    assert {told[0] for told in seen} == {"writing"}
+    told = []
+    prepare(original, "q8_0", tmp_path / "q8_0.gguf", 1, worker, lambda *progress: told.append(progress))
+    assert {phase for phase, _, _ in told} == {"writing"}
 
 
 def test_a_file_that_is_damaged_or_of_another_source_is_not_taken_for_the_prepared_one(
@@ -80,7 +74,7 @@ def test_a_run_that_was_killed_leaves_nothing_for_ever(tmp_path, original, worke
     alive = tmp_path / ".b179-q4_0.gguf.1.draft"
     for draft in (dead, alive):
         draft.write_bytes(b"half")
-    prepare(original, "q4_0", tmp_path / "new.gguf", 1, worker, quiet)
+    prepare(original, "q8_0", tmp_path / "new.gguf", 1, worker, quiet)
     assert sorted(tmp_path.iterdir()) == [alive, tmp_path / "new.gguf"]
 
 
@@ -185,16 +179,16 @@ def test_kv_is_never_shared_between_files_of_one_base(tmp_path, q4_0, original):
 def test_a_file_agrees_with_itself_and_one_that_was_made_with_care_more_than_one_without(
     tmp_path, q4_0, original, worker
 ):
-    def compared(path: Path) -> Agreement:
-        job = Perplexity(source=str(original.path), prepared=str(path), texts=(PROSE[:1200],), threads=1)
+    def compared(path: Path, chars: int = 700) -> Agreement:
+        job = Perplexity(source=str(original.path), prepared=str(path), texts=(PROSE[:chars],), threads=1)
         return worker.ask(job, Agreement)
 
-    same = compared(original.path)
+    same = compared(original.path, 400)
     assert (same.difference, same.same_choice) == (0, 1)
     careless = tmp_path / "careless.gguf"
     prepare(original, "q4_0", careless, 1, worker, quiet, careful=False)
     plain, careful = compared(careless), compared(q4_0)
-    assert careful.source == plain.source == same.source
+    assert careful.source == plain.source
     assert 0 < careful.difference < plain.difference < 0.5
     assert plain.same_choice < careful.same_choice < 1
 
