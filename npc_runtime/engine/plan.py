@@ -21,13 +21,15 @@ class Plan:
     """The decode calls of a whole prompt from position 0.
 
     The first ``persona`` of them are the persona's fixed part, the first ``history`` all that comes before the newest
-    player line, whose own tokens are ``line``.
+    player line, whose own tokens are ``line``. ``joints`` are the counts of calls after which the persona's part ends
+    or a line begins: there, a cache with a sliding window is brought into the form that a restored one has.
     """
 
     calls: tuple[Call, ...]
     persona: int
     history: int
     line: Call
+    joints: frozenset[int] = frozenset()
 
     @property
     def tokens(self) -> int:
@@ -92,6 +94,7 @@ def make_plan(segments: Sequence[Segment], backend: Backend, *, bos: int | None,
     """The plan of a prompt; ``bos`` goes in front where the model wants it."""
     out = _Calls(chunk_tokens)
     persona = history = 0
+    joints: set[int] = set()
     line: Call = ()
     if bos is not None:
         out.block.append(bos)
@@ -99,6 +102,7 @@ def make_plan(segments: Sequence[Segment], backend: Backend, *, bos: int | None,
         if segment.begins_line:
             out.begin(segment)
             history = len(out.calls)
+            joints.add(history)
         if segment.tokens:
             out.close()
             out.calls.extend((token,) for token in segment.tokens)
@@ -110,7 +114,7 @@ def make_plan(segments: Sequence[Segment], backend: Backend, *, bos: int | None,
             out.close()
             persona = persona or len(out.calls)
     out.close()
-    return Plan(tuple(out.calls), persona, history, line)
+    return Plan(tuple(out.calls), persona, history, line, frozenset(joints | {persona}))
 
 
 def count_tokens(calls: Sequence[Call]) -> int:

@@ -162,8 +162,7 @@ class TurnRun:
         for index in range(len(lane.calls), len(calls)):
             if self.must_end:
                 return
-            lane.decode(calls[index], adapters, want_logits=index == len(calls) - 1)
-            self._core.kept_prefix(lane, plan)
+            self._core.compute(lane, plan, calls[index], adapters, want_logits=index == len(calls) - 1)
             yield []
 
     def _answer(self, lane: Lane, plan: Plan, adapters: ActiveSet) -> Generator[Events, None, Reply]:
