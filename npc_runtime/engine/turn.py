@@ -113,7 +113,7 @@ class TurnRun:
                 generated_tokens=reply.generated,
                 dropped_exchanges=dropped,
                 drop_next=self._drop_next(conversation, reply, plan.line_cuts),
-                rebuilt=bool(conversation.exchanges) and reused < plan.history_tokens,
+                rebuilt=bool(conversation.exchanges) and reused < plan.said_tokens,
                 switch_ms=(switched - began) * 1e3,
                 restore_ms=(restored - switched) * 1e3,
                 prefill_ms=(prefilled - before) * 1e3,
