@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from npc_runtime.catalog import CatalogEntry
-from npc_runtime.daemon.engine_client import EngineClient
+from npc_runtime.daemon.engine_link import EngineLink
 from npc_runtime.daemon.sessions import Session, Sessions
 from npc_runtime.daemon.turns import Listener
 from npc_runtime.daemon.voices import Voices, conversation
@@ -34,7 +34,7 @@ class Rehearsals:
     """``send(client, answer)`` delivers."""
 
     def __init__(
-        self, engine: EngineClient, voices: Voices, sessions: Sessions, send: Callable[[bytes, Answer], bool]
+        self, engine: EngineLink, voices: Voices, sessions: Sessions, send: Callable[[bytes, Answer], bool]
     ) -> None:
         self._engine = engine
         self._voices = voices

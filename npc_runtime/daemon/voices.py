@@ -10,9 +10,9 @@ import logging
 
 from npc_runtime.catalog import Catalog, CatalogEntry
 from npc_runtime.daemon.adapter_set import check_scales, scaled_adapters, turn_adapters
-from npc_runtime.daemon.engine_client import EngineClient
+from npc_runtime.daemon.engine_link import EngineLink
 from npc_runtime.daemon.sessions import Session, Sessions
-from npc_runtime.engine.commands import AdapterSource, MeasurePersona, PersonaMeasured
+from npc_runtime.engine.commands import AdapterSource, KeepAdapters, MeasurePersona, PersonaMeasured
 from npc_runtime.errors import InvalidField, PersonaTooLong
 from npc_runtime.persona import Persona, persona_key
 from npc_runtime.prompt import Conversation, Exchange, greeting_text, system_text
@@ -27,13 +27,25 @@ MEASURED_FOR = "Player"
 class Voices:
     """The catalog in use and what was changed at run time."""
 
-    def __init__(self, engine: EngineClient, sessions: Sessions) -> None:
+    def __init__(self, engine: EngineLink, sessions: Sessions) -> None:
         self.catalog = Catalog()
         self._engine = engine
         self._sessions = sessions
         self._scales: dict[str, dict[str, float]] = {}
         self._tokens: dict[str, int] = {}
         self._asked: set[str] = set()
+
+    def use(self, catalog: Catalog) -> None:
+        """Speak by this catalog from now on; adapters that it does not know are freed."""
+        before = {problem.message for problem in self.catalog.problems}
+        for problem in catalog.problems:
+            if problem.message not in before:
+                log.warning("%s", problem.message)
+        self.catalog = catalog
+        self.measure()
+        in_use = {file.header.digest for entry in catalog.entries.values() for file in entry.adapters}
+        known = {file.header.digest for file in catalog.adapters.values()}
+        self._engine.send(KeepAdapters(tuple(sorted(in_use | known))))
 
     def usable(self, persona_id: str) -> CatalogEntry:
         """The persona's newest version. Raises UnknownPersona, or why it cannot be talked to."""

@@ -130,6 +130,10 @@ class Backend(Protocol):
         """A context of its own."""
         ...
 
+    def close(self) -> None:
+        """Free the model; its contexts and adapters are gone."""
+        ...
+
     def new_sampler(self, sampling: Sampling, seed: int, min_tokens: int, recent: Sequence[int]) -> Sampler:
         """A sampler for one reply."""
         ...

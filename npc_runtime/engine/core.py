@@ -302,6 +302,14 @@ class EngineCore:
                     continue
                 return
 
+    def close(self, timeout_s: float = 10.0) -> None:
+        """Keep on disk what is to be kept and free everything."""
+        self.persist_all(timeout_s)
+        self.adapters.release(frozenset(), self.lanes.unbind)
+        for lane in self.lanes:
+            lane.context.close()
+        self.backend.close()
+
     # What turns and preparations use
 
     def plan(self, conversation: Conversation) -> Plan:
