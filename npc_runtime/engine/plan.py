@@ -40,7 +40,7 @@ class Plan:
 
     @property
     def said_tokens(self) -> int:
-        """Tokens up to the end of the last reply (or of the persona's fixed part)."""
+        """Tokens up to the last one that was generated (or up to the end of the persona's fixed part)."""
         return count_tokens(self.calls[: self.said])
 
     @property
@@ -108,13 +108,14 @@ def make_plan(segments: Sequence[Segment], backend: Backend, *, bos: int | None,
         if segment.tokens:
             out.close()
             out.calls.extend((token,) for token in segment.tokens)
+            said = len(out.calls)
         if segment.text:
             tokens = backend.tokenize(segment.text, special=segment.special)
             out.block.extend(tokens)
             line = tuple(tokens) if segment.begins_line else line
         if segment.ends_block:
             out.close()
-            said = len(out.calls)
+            said = said if segment.tokens else len(out.calls)
             persona = persona or said
     out.close()
     return Plan(tuple(out.calls), persona, history, line, said, frozenset(joints | {persona}))

@@ -49,6 +49,7 @@ class ScriptedContext:
         self._backend = backend
         self._first = 0  # with a sliding window: the first cell that a restored cache really has
         self._adapters: ActiveSet = ()
+        self._layout = b""
         self._last: bytes | None = None
         self.cells: list[bytes] = []
         self.tokens: list[int] = []
@@ -84,7 +85,7 @@ class ScriptedContext:
         self.decoded_tokens += len(tokens)
 
     def _computed(self, tokens: Sequence[int]) -> list[bytes]:
-        under = self._backend.weights.encode()
+        under = self._backend.weights.encode() + self._layout
         for adapter, scale in self._adapters:
             under += adapter.digest + struct.pack("<f", scale)
         cell = self.cells[-1] if self.cells else b""
@@ -109,6 +110,11 @@ class ScriptedContext:
         self.cells.clear()
         self.tokens.clear()
         self._first = 0
+        self._layout = b""
+
+    @property
+    def window(self) -> int:
+        return self._backend.window
 
     @property
     def cuttable(self) -> bool:
@@ -127,6 +133,9 @@ class ScriptedContext:
             return False
         self.cells, self.tokens = cells, ids
         self._first = max(0, tokens - self._backend.window) if self._backend.window else 0
+        if self._first:
+            # The cells lie elsewhere now: what is computed from here on has other low bits.
+            self._layout = hashlib.sha256(b"".join(cells)).digest()
         return True
 
     def logits(self) -> npt.NDArray[np.float32]:
