@@ -20,8 +20,9 @@ from npc_runtime.daemon.turns import Turn
 from npc_runtime.engine.child import new_core
 from npc_runtime.engine.commands import AnyCommand, EngineStats, engine_settings
 from npc_runtime.engine.core import EngineCore
-from npc_runtime.errors import NpcError, ShuttingDown, from_code
+from npc_runtime.errors import NpcError, ShuttingDown
 from npc_runtime.persona import Persona
+from npc_runtime.protocol import answered_error
 from npc_runtime.protocol.messages import (
     AdapterScale,
     Answer,
@@ -186,7 +187,7 @@ class Runtime:
             self._step()
         answer = self._answers[client].popleft()
         if isinstance(answer, Error):
-            raise from_code(answer.code, answer.message)
+            raise answered_error(answer)
         return answer
 
     def _step(self) -> None:

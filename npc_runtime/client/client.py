@@ -19,8 +19,8 @@ import platformdirs
 import zmq
 
 from npc_runtime import __version__
-from npc_runtime.errors import ConnectionLost, NpcError, from_code
-from npc_runtime.protocol import PROTOCOL_VERSION, decode_answer, encode
+from npc_runtime.errors import ConnectionLost, NpcError
+from npc_runtime.protocol import PROTOCOL_VERSION, answered_error, decode_answer, encode
 from npc_runtime.protocol.messages import (
     AdapterListed,
     AdapterScale,
@@ -230,7 +230,7 @@ class Client:
             self._receive(deadline)
         answer = self._inbox[number].popleft()
         if isinstance(answer, Error):
-            raise from_code(answer.code, answer.message)
+            raise answered_error(answer)
         return answer
 
     def forget(self, number: int) -> None:
@@ -265,7 +265,7 @@ class Client:
             self._inbox[answer.reply_to].append(answer)
         elif isinstance(answer, Error) and answer.reply_to is None:
             # Not even the id of what we sent could be read, or messages to us were dropped: whoever waits must know.
-            raise from_code(answer.code, answer.message)
+            raise answered_error(answer)
 
 
 class Session:

@@ -174,7 +174,7 @@ class Dialogue:
         if len(queue) < self.turns.max_queued:
             return
         error = Busy(
-            f"{len(queue)} turns are waiting, as many as max_queued_turns allows; try again later",
+            f"the queue is full: {len(queue)} waiting, as many as max_queued_turns allows; try again later",
             position=len(queue),
             retry_after_ms=self._turn_seconds * 1e3 / self._settings.max_active_turns,
         )

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from npc_runtime.engine.adapters import LoadedAdapters
@@ -62,6 +62,10 @@ PAUSE_SECONDS = 0.05
 characters it would stand in the way of the next one."""
 
 
+PrepareName = tuple[str, str]
+"""There is one preparation of a session; one without a session is known by its own id."""
+
+
 class EngineCore:
     """Owns the model, its lanes and its loaded adapters.
 
@@ -101,7 +105,7 @@ class EngineCore:
         self._clock = clock
         self._runs: dict[str, tuple[TurnRun, Steps]] = {}
         self._running: tuple[str, ...] | None = None
-        self._preparations: dict[str, tuple[Preparation, Steps]] = {}
+        self._preparations: dict[PrepareName, tuple[Preparation, Steps]] = {}
         self._measures: list[MeasurePersona] = []
         self._events: list[AnyEvent] = []
         self._keep: frozenset[str] | None = None
@@ -126,17 +130,23 @@ class EngineCore:
             case RunTurn():
                 self._supersede(command.session_id)
                 run = TurnRun(command, self, self._clock)
-                run.used_before = min((other.share for other, _ in self._runs.values()), default=0.0)
+                run.go_on_beside(self._side_by_side(self._running or ()))
                 self._runs[command.turn_id] = run, run.steps()
             case StopTurn(turn_id):
                 if turn_id in self._runs:
                     self._runs[turn_id][0].cancelled = True
             case SetRunning(turn_ids):
+                ran = self._side_by_side(self._running or ())
+                went_on = [run for run in ran if run.turn.turn_id in turn_ids]
+                for run in self._side_by_side(turn_ids):
+                    if run not in ran:
+                        run.go_on_beside(went_on)
                 self._running = turn_ids
             case Prepare():
                 self._supersede(command.session_id)
                 preparation = Preparation(command, self)
-                self._preparations[command.session_id or command.prepare_id] = preparation, preparation.steps()
+                name = command.session_id, "" if command.session_id else command.prepare_id
+                self._preparations[name] = preparation, preparation.steps()
             case MeasurePersona():
                 self._measures.append(command)
             case DropKv():
@@ -151,8 +161,8 @@ class EngineCore:
 
     def _supersede(self, session_id: str) -> None:
         """A newer preparation or a turn takes the place of the session's preparation."""
-        if session_id and session_id in self._preparations:
-            preparation, _ = self._preparations.pop(session_id)
+        if session_id and (session_id, "") in self._preparations:
+            preparation, _ = self._preparations.pop((session_id, ""))
             self._events.append(preparation.ended(superseded=True))
 
     def _drop(self, command: DropKv) -> None:
@@ -187,8 +197,10 @@ class EngineCore:
         if (run := self._next_run()) is not None:
             return max(0.0, self._next_token_at - self._clock()) if run.wants_token else 0.0
         if self._runs:
-            return None
-        if self._next_preparation() or self._measures or self.kv.has_chore():
+            return min(
+                (left for run, _ in self._runs.values() if (left := run.seconds_left()) is not None), default=None
+            )
+        if self._next_preparation() is not None or self._measures or self.kv.has_chore():
             return 0.0
         waits = [self._paused_at] if self._preparations else []
         waits += [] if self._all_persisted else [self._rested_at]
@@ -211,8 +223,10 @@ class EngineCore:
         """Of the turns that are to run, the one that has had the least time."""
         if self._running is None:
             return next((run for run, _ in self._runs.values()), None)
-        chosen = [self._runs[turn_id][0] for turn_id in self._running if turn_id in self._runs]
-        return min(chosen, key=lambda run: run.share, default=None)
+        return min(self._side_by_side(self._running), key=lambda run: run.share, default=None)
+
+    def _side_by_side(self, turn_ids: Sequence[str]) -> list[TurnRun]:
+        return [self._runs[turn_id][0] for turn_id in turn_ids if turn_id in self._runs]
 
     def _step_turn(self, run: TurnRun) -> list[AnyEvent]:
         began = self._clock()
@@ -259,34 +273,43 @@ class EngineCore:
             measure = self._measures.pop(0)
             plan = self.plan(measure.conversation)
             return [PersonaMeasured(measure.version, sum(map(len, plan.calls[: plan.persona])))]
-        if name := self._next_preparation():
+        if (name := self._next_preparation()) is not None:
             return self._step_preparation(name, *self._preparations[name])
-        if not self.kv.chore() and self._clock() >= self._rested_at:
-            self._all_persisted = not self.kv.persist()
+        if not self.kv.chore() and self._clock() >= self._rested_at and not self.kv.persist():
+            self._all_persisted = self.kv.disk is None or not self.kv.disk.full
+            self._rested_at = self._clock() + REST_SECONDS
         return []
 
-    def _next_preparation(self) -> str:
-        """The one that goes next: what was asked for before what was not; empty: none, or not yet."""
+    def _next_preparation(self) -> PrepareName | None:
+        """The one that goes next: what was asked for before what was not; None: there is none, or not yet."""
         asked = [name for name, (preparation, _) in self._preparations.items() if preparation.command.prepare_id]
         if asked:
             return asked[0]
-        return next(iter(self._preparations), "") if self._clock() >= self._paused_at else ""
+        return next(iter(self._preparations), None) if self._clock() >= self._paused_at else None
 
-    def _step_preparation(self, name: str, preparation: Preparation, steps: Steps) -> list[AnyEvent]:
+    def _step_preparation(self, name: PrepareName, preparation: Preparation, steps: Steps) -> list[AnyEvent]:
         try:
             events = next(steps)
             if events:
                 self._forget_preparation(name)
             return events
-        except (NpcError, DecodeFailed) as error:
-            code = error.code if isinstance(error, NpcError) else DecodeError.code
-            self._forget_preparation(name)
-            for lane in self.lanes:
-                if not lane.held and lane.session_id == preparation.command.session_id:
-                    lane.release()
-            return [preparation.ended(code=code, error=str(error))]
+        except NpcError as error:
+            return self._fail_preparation(name, preparation, error)
+        except DecodeFailed as error:
+            return self._fail_preparation(name, preparation, DecodeError(str(error)))
+        except Exception as error:
+            log.exception("a preparation failed")
+            text = f"the engine failed inside a preparation ({type(error).__name__}); see its log"
+            return self._fail_preparation(name, preparation, InternalError(text))
 
-    def _forget_preparation(self, name: str) -> None:
+    def _fail_preparation(self, name: PrepareName, preparation: Preparation, error: NpcError) -> list[AnyEvent]:
+        self._forget_preparation(name)
+        for lane in self.lanes:
+            if not lane.held and lane.session_id == preparation.command.session_id:
+                lane.release()
+        return [preparation.ended(code=error.code, error=error.message)]
+
+    def _forget_preparation(self, name: PrepareName) -> None:
         del self._preparations[name]
         self._rested_at = self._clock() + REST_SECONDS
         self._all_persisted = self.kv.disk is None

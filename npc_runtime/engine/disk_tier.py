@@ -77,6 +77,7 @@ class DiskTier:
         self.usable = self._prepare()
         if self.usable:
             self._read_folder()
+            self._keep_budget()
             threading.Thread(target=self._write_all, daemon=True).start()
 
     def _prepare(self) -> bool:
@@ -103,7 +104,9 @@ class DiskTier:
                 if stat.st_size != data_at + header.data_bytes:
                     raise ValueError(f"it has {stat.st_size} bytes instead of {data_at + header.data_bytes}")
             except (OSError, ValueError) as error:
-                self._discard(path, error)
+                self._count_dropped(path, error)
+                with contextlib.suppress(OSError):
+                    path.unlink()
                 continue
             self._entries[path.name] = Entry(path, header, data_at, stat.st_mtime)
 
@@ -127,12 +130,12 @@ class DiskTier:
                 data = file.read()
             if len(data) != header.data_bytes or _checksum(header, data) != header.checksum:
                 raise ValueError("its checksum is wrong")
-            if header != entry.header:
-                raise ValueError("it was replaced by another")
         except (OSError, ValueError) as error:
             self.forget(entry)
-            self._discard(entry.path, error)
+            self._count_dropped(entry.path, error)
             return None
+        if header != entry.header:
+            return None  # a newer one has just taken its place
         with self._lock:
             entry.used = time.time()
         with contextlib.suppress(OSError):
@@ -156,6 +159,12 @@ class DiskTier:
             self._pending[name] = snapshot
             self._lock.notify_all()
         return True
+
+    @property
+    def full(self) -> bool:
+        """Whether no more can be put before something was written."""
+        with self._lock:
+            return len(self._pending) >= MAX_PENDING
 
     def flush(self, timeout_s: float | None = None) -> bool:
         """Wait until all that was put is written; False where that takes longer than ``timeout_s``."""
@@ -217,17 +226,17 @@ class DiskTier:
             self.forget(entry)
 
     def forget(self, entry: Entry) -> None:
-        """Remove one file."""
+        """Remove one file, unless a newer one has taken its place."""
         with self._lock:
-            self._entries.pop(entry.path.name, None)
-        with contextlib.suppress(OSError):
-            entry.path.unlink()
+            if self._entries.get(entry.path.name) is not entry:
+                return
+            del self._entries[entry.path.name]
+            with contextlib.suppress(OSError):
+                entry.path.unlink()
 
-    def _discard(self, path: Path, error: Exception) -> None:
+    def _count_dropped(self, path: Path, error: Exception) -> None:
         self.dropped += 1
         log.warning("KV file '%s' is dropped and will be computed again: %s", path.name, error)
-        with contextlib.suppress(OSError):
-            path.unlink()
 
     @property
     def bytes(self) -> int:

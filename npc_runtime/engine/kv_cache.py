@@ -54,9 +54,9 @@ class KvCache:
 
     def fill(self, lane: Lane, calls: Sequence[Call]) -> tuple[Tier, int]:
         """Let the lane hold as much of ``calls`` (all but the last) as is known; from where, and how many tokens."""
-        tier: Tier = "resident"
-        if not lane.calls:
-            tier = self._fetch(lane, calls)
+        if tokens := lane.keep_shared(calls):
+            return "resident", tokens
+        tier = self._fetch(lane, calls)
         tokens = lane.keep_shared(calls)
         return (tier, tokens) if tokens else ("", 0)
 
@@ -91,8 +91,8 @@ class KvCache:
                 return "disk"
             self.disk.forget(entry)
         if held is not None and from_ram >= from_lane and self._restore(lane, held, "ram"):
-            if held.session_id:
-                self.ram.remove(held)
+            if held.session_id == lane.session_id != "":
+                self.ram.remove(held)  # the lane has it now; what it holds later is another copy
             return "ram"
         if donor is not None and self._restore(lane, donor.snapshot(), "resident"):
             return "resident"

@@ -20,8 +20,8 @@ from npc_runtime.prompt import Call, Segment
 class Plan:
     """The decode calls of a whole prompt from position 0.
 
-    The first ``persona`` of them are the persona's fixed part, the first ``said`` all up to the end of the last
-    reply, the first ``history`` all that comes before the newest player line, whose own tokens are ``line``.
+    The first ``persona`` of them are the persona's fixed part, the first ``said`` all that a turn before this one has
+    decoded, the first ``history`` all that comes before the newest player line, whose own tokens are ``line``.
     ``joints`` are the counts of calls after which the persona's part ends or a line begins: there, a cache with a
     sliding window is brought into the form that a restored one has.
     """
@@ -40,7 +40,7 @@ class Plan:
 
     @property
     def said_tokens(self) -> int:
-        """Tokens up to the last one that was generated (or up to the end of the persona's fixed part)."""
+        """Tokens before the last one that was generated (or up to the end of the persona's fixed part)."""
         return count_tokens(self.calls[: self.said])
 
     @property
@@ -108,15 +108,15 @@ def make_plan(segments: Sequence[Segment], backend: Backend, *, bos: int | None,
         if segment.tokens:
             out.close()
             out.calls.extend((token,) for token in segment.tokens)
-            said = len(out.calls)
+            said = len(out.calls) - 1  # the last one may have been said without being decoded
         if segment.text:
             tokens = backend.tokenize(segment.text, special=segment.special)
             out.block.extend(tokens)
             line = tuple(tokens) if segment.begins_line else line
         if segment.ends_block:
             out.close()
-            said = said if segment.tokens else len(out.calls)
-            persona = persona or said
+            persona = persona or len(out.calls)
+            said = said or persona
     out.close()
     return Plan(tuple(out.calls), persona, history, line, said, frozenset(joints | {persona}))
 

@@ -42,7 +42,8 @@ class Preparation:
             self._core.kv.fill(lane, (*calls, ()))
         while (done := len(lane.calls)) < len(calls):
             yield []
-            if lane.held or (lane.session_id, lane.key, len(lane.calls)) != (self.command.session_id, key, done):
+            same = (lane.session_id, lane.key, len(lane.calls)) == (self.command.session_id, key, done)
+            if lane.held or not same or lane.context.adapters != adapters:
                 yield [self.ended(superseded=True)]
                 return
             self._core.compute(lane, self._plan, calls[done], adapters, want_logits=False)

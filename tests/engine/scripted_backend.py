@@ -234,6 +234,10 @@ class ScriptedBackend:
         """Script a reply that goes round and round and never ends by itself."""
         self._scripts.append(itertools.cycle(cycle))
 
+    def say_freely(self) -> None:
+        """Forget the replies that are scripted and were not said."""
+        self._scripts.clear()
+
     def fail_next(self, code: int, *, after: int = 0) -> None:
         """Let a decode fail with ``code``, ``after`` that many good ones from now."""
         self.fail_at = {self.decodes + after: code}

@@ -366,6 +366,7 @@ def test_a_cancel_in_any_phase_ends_the_turn_and_the_next_one_is_as_in_a_cold_en
     assert done.finish_reason == "cancelled"
     assert sum(isinstance(event, (TurnDone, TurnFailed)) for event in events) == 1
     assert "".join(event.text for event in events if isinstance(event, ReplyDelta)) == done.text
+    backend.say_freely()
 
     turn = scene.turn("s", "Never mind.")
     assert heard(scene.finish(turn)) == heard(cold(scripted_core, turn))
