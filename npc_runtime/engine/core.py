@@ -328,6 +328,8 @@ class EngineCore:
     def close(self, timeout_s: float = 10.0) -> None:
         """Keep on disk what is to be kept and free everything."""
         self.persist_all(timeout_s)
+        if self.kv.disk is not None:
+            self.kv.disk.close()
         self.adapters.release(frozenset(), self.lanes.unbind)
         for lane in self.lanes:
             lane.context.close()

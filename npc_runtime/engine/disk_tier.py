@@ -73,6 +73,7 @@ class DiskTier:
         self._entries: dict[str, Entry] = {}
         self._pending: dict[str, Snapshot] = {}
         self._writing = ""
+        self._closed = False
         self.dropped = 0
         self.usable = self._prepare()
         if self.usable:
@@ -171,10 +172,18 @@ class DiskTier:
         with self._lock:
             return self._lock.wait_for(lambda: not self._pending, timeout_s)
 
+    def close(self) -> None:
+        """End the writing thread, once nothing waits any more."""
+        with self._lock:
+            self._closed = True
+            self._lock.notify_all()
+
     def _write_all(self) -> None:
         while True:
             with self._lock:
-                self._lock.wait_for(lambda: bool(self._pending))
+                self._lock.wait_for(lambda: self._pending or self._closed)
+                if not self._pending:
+                    return
                 self._writing, snapshot = next(iter(self._pending.items()))
             try:
                 self._write(self._writing, snapshot)
