@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from npc_runtime.engine.backend import ActiveSet, Context
 from npc_runtime.engine.plan import count_tokens, shared_calls
 from npc_runtime.engine.snapshot import Snapshot
+from npc_runtime.errors import DecodeError
 from npc_runtime.prompt import Call
 
 
@@ -61,8 +62,10 @@ class Lane:
 
     def pass_joint(self) -> None:
         """The calls so far end at a joint: bring the cache into the form that a restored one has."""
-        if self.outgrown and self.joint != len(self.calls):
-            self.restore(self.calls[:], self.context.save())
+        if self.outgrown and self.joint != len(self.calls) and not self.restore(self.calls[:], self.context.save()):
+            raise DecodeError(
+                "the KV cache could not be rearranged; the conversation is computed anew at its next turn"
+            )
         self.joint = len(self.calls)
 
     def can_copy(self) -> bool:

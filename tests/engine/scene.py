@@ -147,8 +147,8 @@ class Scene:
         return failed
 
     def keep(self, session: str, line: str, done: TurnDone) -> None:
-        """Let the conversation have the exchange, as the daemon does with a reply that says something; leave out what no
-        longer fits."""
+        """Let the conversation have the exchange, as the daemon does: where it says something, without what no longer
+        fits."""
         history = self.history.setdefault(session, [])
         del history[: done.dropped_exchanges]
         if done.text:
@@ -161,15 +161,14 @@ class Scene:
         self.keep(session, line, done)
         return done
 
-    def prepare(
-        self, session: str, text: str = "", adapters: Sequence[AdapterSource] = (), *, prepare_id: str = "asked"
-    ) -> Prepare:
+    def prepare(self, session: str, text: str = "", adapters: Sequence[AdapterSource] = ()) -> Prepare:
         """What is computed before the session's next turn, not yet submitted; ``text``: the line so far."""
+        self._turns += 1
         conversation = self.conversation(session, text)
         if not text:
             conversation = msgspec.structs.replace(conversation, primed=())
         return Prepare(
-            prepare_id=prepare_id,
+            prepare_id=f"preparation-{self._turns}",
             session_id=session,
             persona_id=conversation.system,
             conversation=conversation,
@@ -181,8 +180,8 @@ class Scene:
         self.core.submit(command)
         while True:
             for event in self.core.step():
-                if isinstance(event, Prepared) and event.prepare_id == command.prepare_id and not event.superseded:
-                    if command.conversation.line and not event.error_code:
+                if isinstance(event, Prepared) and event.prepare_id == command.prepare_id:
+                    if command.conversation.line and not event.error_code and not event.superseded:
                         self.primed[command.session_id] = event.primed
                     return event
 
