@@ -74,12 +74,13 @@ class DiskTier:
         self._pending: dict[str, Snapshot] = {}
         self._writing = ""
         self._closed = False
+        self._thread = threading.Thread(target=self._write_all, daemon=True)
         self.dropped = 0
         self.usable = self._prepare()
         if self.usable:
             self._read_folder()
             self._keep_budget()
-            threading.Thread(target=self._write_all, daemon=True).start()
+            self._thread.start()
 
     def _prepare(self) -> bool:
         try:
@@ -172,11 +173,13 @@ class DiskTier:
         with self._lock:
             return self._lock.wait_for(lambda: not self._pending, timeout_s)
 
-    def close(self) -> None:
-        """End the writing thread, once nothing waits any more."""
+    def close(self, timeout_s: float = 1.0) -> None:
+        """End the writing thread once nothing waits any more; wait for that for ``timeout_s`` at most."""
         with self._lock:
             self._closed = True
             self._lock.notify_all()
+        if self.usable:
+            self._thread.join(timeout_s)
 
     def _write_all(self) -> None:
         while True:
