@@ -313,9 +313,17 @@ class Session:
         """The player comes near: have all computed up to where the line begins; returns when that is done."""
         return self.client._ask(Warm(id=self.client._id(), session_id=self.id), Warmed)
 
+    def warm_soon(self) -> None:
+        """As :meth:`warm`, without waiting for it."""
+        self.client.forget(self.client.post(Warm(id=self.client._id(), session_id=self.id)))
+
     def prime(self, text_so_far: str) -> Primed:
         """The player is typing: have the line so far read, all but its last word; returns when that is done."""
         return self.client._ask(Prime(id=self.client._id(), session_id=self.id, text=text_so_far), Primed)
+
+    def prime_soon(self, text_so_far: str) -> None:
+        """As :meth:`prime`, without waiting for it: to be called with every few letters that are typed."""
+        self.client.forget(self.client.post(Prime(id=self.client._id(), session_id=self.id, text=text_so_far)))
 
     def history(self) -> History:
         """What the next prompt remembers; ``open_session(history=…)`` takes it back."""

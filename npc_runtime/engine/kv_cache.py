@@ -90,10 +90,12 @@ class KvCache:
             if loaded is not None and self._restore(lane, loaded, "disk"):
                 return "disk"
             self.disk.forget(entry)
-        if held is not None and from_ram >= from_lane and self._restore(lane, held, "ram"):
-            if held.session_id == lane.session_id != "":
+        if held is not None and from_ram >= from_lane:
+            taken = self._restore(lane, held, "ram")
+            if not taken or held.session_id == lane.session_id != "":
                 self.ram.remove(held)  # the lane has it now; what it holds later is another copy
-            return "ram"
+            if taken:
+                return "ram"
         if donor is not None and self._restore(lane, donor.snapshot(), "resident"):
             return "resident"
         return ""
