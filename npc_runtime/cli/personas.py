@@ -44,7 +44,8 @@ def _show(status: Status) -> None:
         "KV on disk": f"{engine.disk_snapshots} files, {_mib(engine.disk_bytes)}, {engine.kv_files_dropped} damaged",
         "KV restored": f"{engine.restored_resident} from lanes, {engine.restored_ram} from memory, "
         f"{engine.restored_disk} from disk; {engine.evictions} conversations lost their lane",
-        "adapters": f"{engine.adapters_loaded} loaded, {engine.adapter_loads} loads, {engine.adapter_switches} switches",
+        "adapters": f"{engine.adapters_loaded} loaded, {engine.adapter_loads} loads, "
+        f"{engine.adapter_switches} times bound to a lane",
         "decoded": f"{engine.decoded_tokens} tokens in {engine.decode_calls} calls",
         "personas": f"{status.personas}, {status.personas_unavailable} not available",
         "sessions": f"{status.sessions} open, {status.clients} clients",

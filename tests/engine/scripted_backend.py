@@ -25,6 +25,7 @@ import numpy.typing as npt
 from npc_runtime.engine.backend import ActiveSet
 from npc_runtime.errors import AdapterInvalid, EngineUnavailable
 from npc_runtime.llama import ContextOptions, DecodeFailed
+from npc_runtime.llama.context import NotFinite
 from npc_runtime.sampling import Sampling
 from tests.prompt.templates import CHATML
 
@@ -40,6 +41,7 @@ class ScriptedAdapter:
         self.name = name
         self.digest = digest
         self.freed = False
+        self.infinite = False
 
 
 class ScriptedContext:
@@ -83,6 +85,9 @@ class ScriptedContext:
         self._last = computed[-1] if want_logits else None
         self.decode_calls += 1
         self.decoded_tokens += len(tokens)
+        if want_logits and any(adapter.infinite for adapter, _ in self._adapters):
+            self.clear()
+            raise NotFinite
 
     def _computed(self, tokens: Sequence[int]) -> list[bytes]:
         under = self._backend.weights.encode() + self._layout
@@ -264,6 +269,7 @@ class ScriptedBackend:
         if content[:4] != b"GGUF":
             raise AdapterInvalid(f"adapter '{path.name}' does not fit this base model: invalid magic")
         adapter = ScriptedAdapter(path.name, hashlib.sha256(content).digest())
+        adapter.infinite = b"inf" in content
         self.adapters.append(adapter)
         return adapter
 
