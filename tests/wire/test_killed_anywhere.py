@@ -33,7 +33,7 @@ def test_whatever_the_engine_was_doing_the_next_turns_are_right(new_folders, tmp
             engine = daemon.engine_process()
             sessions = {name: client.open_session(name) for name in NAMES}
             replies = [session.say("Hello there, what is new?", include_tokens=True) for session in sessions.values()]
-            # At another point each time: while one is loaded, restored or read, while it speaks, while it is copied away.
+            # Another moment each time: one is loaded, restored or read, one speaks, one is copied away.
             pieces = iter(replies[moments.randrange(3)])
             for _ in range(moments.choice((0, 0, 1, 2, 5, 50))):
                 next(pieces, "")
