@@ -204,8 +204,8 @@ class LlamaContext:
 
     def clear(self) -> None:
         """Drop the whole KV cache."""
-        # Cells are marked free. What is in them has no weight afterwards, so it need not be zeroed (10 to 20 ms for 47 MB),
-        # unless it may be infinite: nought times infinity is not nought.
+        # Cells are marked free. What is in them has no weight afterwards, so it need not be zeroed (10 to 20 ms for
+        # 47 MB), unless it may be infinite: nought times infinity is not nought.
         lib.llama_memory_clear(self._memory, self._unchecked)
         self._unchecked = False
 
