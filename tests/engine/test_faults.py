@@ -26,20 +26,18 @@ def prefill_calls(scene: Scene, line: str) -> int:
 
 
 @pytest.mark.parametrize("code", CODES)
-@pytest.mark.parametrize("lanes", [1, 2])
-def test_a_decode_that_fails_at_any_call_of_a_turn_ends_it_and_nothing_of_it_stays(code, lanes):
-    for after in range(30):
-        scene = Scene(scripted_core(lanes=lanes, ram_bytes=4000))
+def test_a_decode_that_fails_at_any_call_of_a_turn_ends_it_and_nothing_of_it_stays(code):
+    for after in range(16):
+        scene = Scene(scripted_core(lanes=1 + after % 2, ram_bytes=4000))
         scene.say("s", "Hello")
         scene.say("t", "Hello")
-        assert prefill_calls(scene, LONG) > 6
+        assert 6 < prefill_calls(scene, LONG) < 12, "the first calls are the prompt's, the others the reply's"
         scene.core.backend.fail_next(code, after=after)
         failed = scene.fail(scene.turn("s", LONG))
         assert failed.code == "decode_failed" and f"returned {code};" in failed.message
-        for session in "sts":
-            turn = scene.turn(session, "Are you well?")
+        for session in "st":
+            turn = scene.turn(session, "Are you well?", max_tokens=8)
             assert heard(scene.finish(turn)) == heard(cold(scripted_core, turn)), f"call {after}"
-            scene.keep(session, "Are you well?", scene.finish(scene.turn(session, "Are you well?")))
 
 
 def test_a_turn_fails_whose_adapters_make_numbers_that_are_none_and_the_lane_is_clean_afterwards(tmp_path):
@@ -84,10 +82,10 @@ def test_llama_decode_that_fails_in_the_prompt_or_in_the_reply_ends_the_turn_and
     model, adapters = real
     scene = Scene(real_core(model), sampling=GREEDY)
     scene.say("s", "Hello.", adapters, max_tokens=4)
-    turn = scene.turn("s", "Where does the old ferryman live?", adapters, max_tokens=6)
+    turn = scene.turn("s", "Where does the old ferryman live?", adapters, max_tokens=3)
     expected = heard(cold(lambda: real_core(model), turn))
-    for code in CODES:
-        for at in (0, 2):
+    for code in CODES if model.architecture == "llama" else (2, -1):
+        for at in (0, 2):  # in the prompt, in the reply
             with monkeypatch.context() as patch:
                 patch.setattr(llama_context.lib, "llama_decode", FailingDecode(code, at))
                 failed = scene.fail(scene.turn("s", "What? " * 12, adapters, max_tokens=6))
