@@ -69,7 +69,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     kv_type: Annotated[KvType, Meta(description="numbers of the KV cache; `q8_0`: half the memory, less exact")] = "f16"
     ram_cache_mb: Annotated[
         int, Meta(ge=0, description="MiB for KV that lost its lane, and for persona prefixes; 0: none is kept")
-    ] = 256
+    ] = 512
     kv_dir: Annotated[str, Meta(description="folder that keeps KV over a restart; empty: none")] = ""
     disk_cache_mb: Annotated[int, Meta(ge=1, description="MiB in `kv_dir`; least recently used files go first")] = 1024
     prefill_chunk_tokens: Annotated[

@@ -347,10 +347,17 @@ class EngineCore:
         size = self.settings.chunk_tokens
         return [tokens[start : start + size] for start in range(0, len(tokens), size)]
 
+    def has_lane(self, spoken: Spoken) -> bool:
+        """Whether the conversation is in a lane."""
+        return self.lanes.find(spoken.session_id, self._key(spoken)) is not None
+
+    def _key(self, spoken: Spoken) -> str:
+        return kv_key(self.base_digest, spoken.adapters, self.layout)
+
     def place(self, spoken: Spoken) -> tuple[Lane, str, ActiveSet]:
         """A lane for the conversation, bound to its adapters; and its KV key."""
         adapters = self.adapters.active_set(spoken.adapters, self._leased(), self.lanes.unbind)
-        key = kv_key(self.base_digest, spoken.adapters, self.layout)
+        key = self._key(spoken)
         lane = self.kv.place(spoken.session_id, spoken.persona_id, key, adapters, pinned=spoken.pinned)
         if lane.bind(adapters):
             self.adapter_switches += 1

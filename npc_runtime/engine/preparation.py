@@ -36,6 +36,9 @@ class Preparation:
         if not calls or count_tokens(calls) > self._core.context_tokens:
             yield [self.ended()]
             return
+        if not self.command.prepare_id and not self._core.has_lane(self.command):
+            yield [self.ended(superseded=True)]  # nobody asked for it, so no other conversation loses its lane for it
+            return
         lane, key, adapters = self._core.place(self.command)
         if shared_calls(lane.calls, calls) < len(calls):
             # The last call is not wanted for its logits here, so a call that never comes stands in for it.
