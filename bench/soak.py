@@ -119,9 +119,7 @@ def main() -> int:
     if growth > GROWTH:
         broken.append(f"memory grew to {growth:.3f} times what it was")
     print(f"{turns} turns, {CHARACTERS} characters, {LANES} lanes, {took:.0f} s: {ends}")
-    print(
-        f"memory of both processes after {SETTLED:.0%}: {settled[0]:.0f} MiB, most later {max(settled):.0f} ({growth:.3f})"
-    )
+    print(f"memory after {SETTLED:.0%}: {settled[0]:.0f} MiB, most later {max(settled):.0f} ({growth:.3f} times)")
     print("all bounds held" if not broken else "NOT held: " + "; ".join(broken))
     print(
         f"npc-runtime {__version__}, llama-cpp-python {llama_cpp.__version__}, Python {platform.python_version()}, "
