@@ -48,22 +48,24 @@ _WISH = (
 )
 
 _BACKGROUND = """\
-{name} {trade}, and has done so for longer than most people here can remember. The workshop stands in the lower street, \
-between the well and the wall, and its one window looks out on the bridge. Eleven years ago the river rose in a single \
-night and took the mill, the ferry and nine people with it; {name} pulled two of them out and does not like to be \
-thanked for it. The miller's widow still brings eggs on Fridays. The dearest wish: {wish}. The mayor is not to be trusted, the miller's widow is, and the stranger in the \
-grey coat has paid too well for too little since spring."""
+{name} {trade}, and has done so for longer than most people here can remember. The workshop stands in the lower \
+street, between the well and the wall, and its one window looks out on the bridge. Eleven years ago the river rose in \
+a single night and took the mill, the ferry and nine people with it; {name} pulled two of them out and does not like \
+to be thanked for it. The miller's widow still brings eggs on Fridays. The dearest wish: {wish}. The mayor is not to \
+be trusted, the miller's widow is, and the stranger in the grey coat has paid too well for too little since spring."""
 _PERSONALITY = """\
-Patient with tools and short with fools. Notices hands, shoes and weather before faces. Never lies outright, but leaves \
-out what is nobody's business, and changes the subject when the flood is mentioned."""
-_STYLE = "Plain short sentences, now and then a saying about work. Answers first and asks afterwards. Never explains a joke."
+Patient with tools and short with fools. Notices hands, shoes and weather before faces. Never lies outright, but \
+leaves out what is nobody's business, and changes the subject when the flood is mentioned."""
+_STYLE = (
+    "Plain short sentences, now and then a saying about work. Answers first and asks afterwards. Never explains a joke."
+)
 _SCENARIO = "Late afternoon in the lower street; the player has stopped at the open window of the workshop."
-_SHELF = "river stone bread salt lamp iron rain paper wood glass wool honey".split()
-
+_SHELF = ("river", "stone", "bread", "salt", "lamp", "iron", "rain", "paper", "wood", "glass", "wool", "honey")
 _TOPICS = (
-    "bridge river market weather mayor church harbor forest castle winter harvest road village king garden tower "
-    "island valley storm school music train horse wolf ship mountain"
-).split()
+    *("bridge", "river", "market", "weather", "mayor", "church", "harbor", "forest", "castle", "winter", "harvest"),
+    *("road", "village", "king", "garden", "tower", "island", "valley", "storm", "school", "music", "train", "horse"),
+    *("wolf", "ship", "mountain"),
+)
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from typing import Any
 class Turn:
     """One turn, timed where the player sits.
 
-    ``ttft_ms``: from sending the line to the first visible text. ``total_ms``: to the end of the reply. ``text_ms``: from
-    the first text to the last. ``new_tokens`` were computed before the reply. ``tokens`` is the reply. ``extra`` is what
-    the system itself reports.
+    ``ttft_ms``: from sending the line to the first visible text. ``total_ms``: to the end of the reply. ``text_ms``:
+    from the first text to the last. ``new_tokens`` were computed before the reply. ``tokens`` is the reply. ``extra``
+    is what the system itself reports.
     """
 
     ttft_ms: float

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,6 @@ from bench.systems.system import REPLY_TOKENS, Common, NotAvailable, Sampled
 from bench.timing import Turn
 from npc_runtime.client import Client, Reply, Session, TurnFinished
 from npc_runtime.config import ENV_PREFIX, Settings
-from npc_runtime.errors import ConnectionLost
 from npc_runtime.protocol.messages import StartTurn
 from npc_runtime.sampling import SamplingOverrides
 
@@ -48,10 +48,14 @@ class Daemon:
 
     name = "npc-runtime"
 
-    def __init__(self, cast: Cast, common: Common, *, lanes: int = 8, **settings: Any) -> None:
+    def __init__(
+        self, cast: Cast, common: Common, *, lanes: int = 8, needs: Sequence[str] = (), **settings: Any
+    ) -> None:
+        """Settings that this version does not know are left out, except those in ``needs``: NotAvailable."""
         self.cast = cast
         self.played: list[Played] = []
         self._folder = tempfile.TemporaryDirectory()
+        self._log = (Path(self._folder.name) / "log").open("w+")
         self.ready_file = Path(self._folder.name) / "ready.json"
         wanted = {
             "base_model": cast.model,
@@ -69,9 +73,9 @@ class Daemon:
         self.started = time.perf_counter()
         self.process = subprocess.Popen(
             [sys.executable, "-m", "npc_runtime", "serve", "--log-level", "warning"],
-            env=environment() | _variables(wanted, required=settings),
+            env=environment() | _variables(wanted, needs),
             stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
+            stderr=self._log,
         )
         try:
             self.client = self._connect()
@@ -83,29 +87,35 @@ class Daemon:
     def _connect(self) -> Client:
         while not self.ready_file.exists():
             if self.process.poll() is not None:
-                raise NotAvailable(f"the daemon ended with exit code {self.process.returncode}")
+                raise NotAvailable(f"the daemon ended with exit code {self.process.returncode}: {self._last_words()}")
             if time.perf_counter() - self.started > START_TIMEOUT_S:
                 raise NotAvailable(f"the daemon did not start within {START_TIMEOUT_S:g} s")
             time.sleep(0.002)
         return Client.from_ready_file(self.ready_file, timeout_s=START_TIMEOUT_S)
 
+    def _last_words(self) -> str:
+        self._log.seek(0)
+        return " ".join(self._log.read().split())[-300:]
+
     def wait_ready(self) -> Daemon:
         """Wait for the model."""
-        while self.client.status().state == "loading":
+        while (status := self.client.status()).state == "loading":
             time.sleep(0.02)
+        if status.state != "ready":
+            raise NotAvailable(f"the daemon is {status.state}: {status.engine.last_error}")
         return self
 
     def second_client(self) -> Client:
         """Another connection."""
         return Client.from_ready_file(self.ready_file)
 
-    def converse(self, character: int, *, history: Any = None, session_id: str | None = None) -> DaemonConversation:
-        """Begin a conversation (or go on with one whose ``history`` was kept)."""
+    def converse(self, character: int, *, history: Any = None, played: Played | None = None) -> DaemonConversation:
+        """Begin a conversation, or go on with one whose ``history`` was kept and which was ``played`` so far."""
         more = {} if history is None else {"history": history}
-        persona = self.cast.characters[character].id
-        session = self.client.open_session(persona, session_id=session_id, player=PLAYER, **more)
-        played = Played(character)
-        self.played.append(played)
+        session = self.client.open_session(self.cast.characters[character].id, player=PLAYER, **more)
+        if played is None:
+            played = Played(character)
+            self.played.append(played)
         return DaemonConversation(session, played)
 
     def close(self) -> None:
@@ -118,6 +128,7 @@ class Daemon:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
+        self._log.close()
         self._folder.cleanup()
 
 
@@ -158,6 +169,12 @@ class DaemonConversation:
         """Remember what was said, for the replay."""
         self.played.steps.append(Step(line, count, sampled, turn.tokens))
 
+    def history(self) -> Any:
+        """What was said so far, to be given to another daemon."""
+        if not hasattr(self.session, "history"):
+            raise NotAvailable("this version has no history()")
+        return self.session.history()
+
     def prime(self, text: str) -> None:
         """The player has typed ``text`` so far; returns when the daemon has read it."""
         if not hasattr(self.session, "prime"):
@@ -166,12 +183,11 @@ class DaemonConversation:
         self.played.steps.append(Step(text, 0))
 
 
-def _variables(wanted: dict[str, Any], required: dict[str, Any]) -> dict[str, str]:
-    """Settings as environment variables. Those that this version does not know are left out, if nothing hangs on them."""
-    unknown = [name for name in wanted if name not in Settings.__struct_fields__]
-    if missing := [name for name in unknown if name in required]:
+def _variables(wanted: dict[str, Any], needs: Sequence[str]) -> dict[str, str]:
+    known = Settings.__struct_fields__
+    if missing := [name for name in needs if name not in known]:
         raise NotAvailable(f"this version has no setting {', '.join(missing)}")
-    return {f"{ENV_PREFIX}{name.upper()}": str(value) for name, value in wanted.items() if name not in unknown}
+    return {f"{ENV_PREFIX}{name.upper()}": str(value) for name, value in wanted.items() if name in known}
 
 
 def _overrides(sampled: Sampled | None) -> SamplingOverrides | None:
@@ -193,6 +209,3 @@ def _turn(finished: TurnFinished, ttft_ms: float, total_ms: float, text_ms: floa
         tokens=tuple(finished.tokens or ()),
         extra=reported | reused,
     )
-
-
-__all__ = ["ConnectionLost", "Daemon", "DaemonConversation", "Played", "Step"]

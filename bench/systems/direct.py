@@ -25,7 +25,7 @@ class DirectLoop:
         adapters = [str(cast.characters[number].adapter) for number in characters]
         self.program = Program(
             Path(sys.executable),
-            "direct_loop.py",
+            "run_direct_loop.py",
             {"model": str(cast.model), "adapters": adapters, **asdict(common)},
         )
         self.adapter_of = {number: index for index, number in enumerate(characters)}

@@ -29,7 +29,7 @@ class LlamaServer:
         self.cast = cast
         adapters = [str(cast.characters[number].adapter) for number in characters]
         wanted = {"model": str(cast.model), "adapters": adapters, "slots": slots, **asdict(common)}
-        self.program = Program(python, "llama_server.py", wanted)
+        self.program = Program(python, "run_llama_server.py", wanted)
         self.adapter_of = {number: index for index, number in enumerate(characters)}
         self.about = self.program.about
         self._address = urlsplit(self.about["address"]).netloc

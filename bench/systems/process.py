@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +25,18 @@ def environment() -> dict[str, str]:
 class Program:
     """One of ``bench/programs``. ``about`` is the first line that it printed."""
 
-    def __init__(self, python: Path, name: str, argument: dict[str, Any]) -> None:
+    def __init__(
+        self, python: Path, name: str, argument: dict[str, Any], variables: Mapping[str, str] | None = None
+    ) -> None:
         if not python.exists():
             raise NotAvailable(f"{name} is not installed; scripts/bench installs it")
-        self._log = tempfile.TemporaryFile("w+")
+        self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed with the process)
         self._process = subprocess.Popen(
             [str(python), str(PROGRAMS / name), json.dumps(argument)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
-            env=environment(),
+            env=environment() | dict(variables or {}),
             text=True,
         )
         self._name = name

@@ -7,11 +7,12 @@ import json
 import os
 import sys
 from importlib.metadata import version
+from typing import Any
 
-import xllamacpp
+import xllamacpp  # type: ignore[import-not-found]
 
 
-def server_params(wanted: dict) -> "xllamacpp.CommonParams":
+def server_params(wanted: dict[str, Any]) -> "xllamacpp.CommonParams":
     params = xllamacpp.CommonParams()
     params.model.path = wanted["model"]
     params.n_parallel = wanted["slots"]

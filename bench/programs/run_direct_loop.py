@@ -1,6 +1,7 @@
-"""The bare loop: llama.cpp's C API through ctypes, no protocol, no scheduler. What the hardware and the library can do.
+"""The bare loop: llama.cpp's C API through ctypes, no protocol, no scheduler. What machine and library can do.
 
-Takes one JSON object as argument. Then every line on standard input is one turn, every line on standard output its times.
+Takes one JSON object as argument. Then every line on standard input is one turn, every line on standard output its
+times.
 """
 
 import ctypes
@@ -8,22 +9,23 @@ import json
 import os
 import sys
 import time
+from typing import Any
 
 os.environ.setdefault("GGML_NO_BACKTRACE", "1")
 
 import llama_cpp as lib
 
-Request = dict
+Message = dict[str, Any]
 Clock = time.perf_counter
 
 
-@lib.llama_log_callback
+@lib.llama_log_callback  # type: ignore[untyped-decorator]
 def _quiet(_level: int, _text: bytes, _data: ctypes.c_void_p) -> None:
     pass
 
 
 class Loop:
-    def __init__(self, wanted: Request) -> None:
+    def __init__(self, wanted: Message) -> None:
         lib.llama_log_set(_quiet, ctypes.c_void_p(0))
         lib.llama_backend_init()
         params = lib.llama_model_default_params()
@@ -51,7 +53,7 @@ class Loop:
         params.no_perf = True
         return params
 
-    def turn(self, request: Request) -> dict:
+    def turn(self, request: Message) -> Message:
         context = self._context(request["conversation"], request["adapter"])
         sampler = _sampler(request)
         start = Clock()
@@ -75,14 +77,14 @@ class Loop:
             if (code := lib.llama_decode(context, lib.llama_batch_get_one(array, len(part)))) != 0:
                 raise RuntimeError(f"llama_decode returned {code}")
 
-    def forget(self) -> dict:
+    def forget(self) -> Message:
         for context in self._contexts.values():
             lib.llama_free(context)
         self._contexts.clear()
         return {}
 
 
-def _sampler(request: Request) -> object:
+def _sampler(request: Message) -> object:
     chain = lib.llama_sampler_chain_init(lib.llama_sampler_chain_default_params())
     stages = [lib.llama_sampler_init_greedy()]
     if (seed := request.get("seed")) is not None:

@@ -1,0 +1,103 @@
+"""The command line of the benchmark; ``scripts/bench`` calls it after setting up what it needs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from bench.page import write_page
+from bench.run import run
+from bench.systems import Common
+from bench.workloads import WORKLOADS, Workload, in_order
+from npc_runtime.base_model import find_base_model
+from npc_runtime.config import default_threads
+
+ROOT = Path(__file__).parents[1]
+console = Console(highlight=False)
+
+
+def main(
+    quick: Annotated[bool, typer.Option(help="Few characters and rounds: does it work? No figures to quote.")] = False,
+    only: Annotated[str, typer.Option(help=f"Some of {','.join(WORKLOADS)}; what they need runs too.")] = "",
+    model: Annotated[str, typer.Option(help="smollm2, or the path of a SmolLM2-135M GGUF.")] = "smollm2",
+    tuned_model: Annotated[Path | None, typer.Option(help="Another file of the same base; measured as well.")] = None,
+    threads: Annotated[int, typer.Option(help="Threads of decode, for every system; 0: physical cores.")] = 0,
+    prefill_threads: Annotated[int, typer.Option(help="Threads of prefill; 0: as many as for decode.")] = 0,
+    ubatch: Annotated[int, typer.Option(help="Tokens per prefill step, for every system.")] = 256,
+    environments: Annotated[Path, typer.Option(help="Folder of the peers' environments.")] = ROOT / ".venv-bench",
+    results: Annotated[Path, typer.Option(help="Folder for the result files.")] = ROOT / "bench" / "results",
+    page_only: Annotated[bool, typer.Option(help="Measure nothing; write the page from the newest results.")] = False,
+) -> None:
+    """Measure this runtime against its peers and write docs/benchmarks.md."""
+    if unknown := [key for key in _keys(only) if key not in WORKLOADS]:
+        raise typer.BadParameter(f"no workload {', '.join(unknown)}; there are {', '.join(WORKLOADS)}")
+    files: list[Path] = []
+    if not page_only:
+        threads = threads or default_threads()
+        common = Common(threads=threads, prefill_threads=prefill_threads or threads, ubatch=ubatch)
+        workloads = in_order(_keys(only) or set(WORKLOADS))
+        for role, path in (("shipped", find_base_model(model)), ("tuned", tuned_model)):
+            if path is not None:
+                files.append(_measure(path, workloads, role, common, quick, environments, results))
+    if quick:
+        console.print("A quick run: docs/benchmarks.md is left as it is.")
+    else:
+        console.print(f"written: {write_page(ROOT, results, environments)}")
+    for file in files:
+        console.print(f"results: {file}")
+
+
+def _keys(only: str) -> set[str]:
+    return {key.strip() for key in only.split(",") if key.strip()}
+
+
+def _measure(
+    path: Path, workloads: list[Workload], role: str, common: Common, quick: bool, environments: Path, results: Path
+) -> Path:
+    columns = (
+        SpinnerColumn(),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.description}"),
+    )
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task(path.name, total=len(workloads))
+
+        def finished(key: str, record: dict[str, Any]) -> None:
+            progress.advance(task)
+            progress.print(_table(key, record))
+
+        return run(
+            path,
+            workloads,
+            role=role,
+            common=common,
+            quick=quick,
+            environments=environments,
+            results=results,
+            tell=lambda key, text: progress.update(task, description=f"{path.name}: {key}: {text}"),
+            finished=finished,
+        )
+
+
+def _table(key: str, record: dict[str, Any]) -> Table:
+    table = Table("goal", "measured", "met", title=f"{key}: {record['title']}", title_justify="left", min_width=60)
+    for check in record.get("checks", []):
+        met = {True: "[green]met[/]", False: "[red]NOT met[/]", None: "not judged"}[check["met"]]
+        value = "–" if check["measured"] is None else f"{check['measured']:.3g}"
+        table.add_row(check["goal"], f"{value}  ({check['detail']})", met)
+    if "not_run" in record:
+        table.add_row("[yellow]not run[/]", record["not_run"], "")
+    for note in record.get("notes", []):
+        table.add_row("note", note, "")
+    return table
+
+
+if __name__ == "__main__":
+    typer.run(main)
