@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import typer
 from rich.console import Console
@@ -12,7 +12,7 @@ from rich.table import Table
 
 from bench.page import write_page
 from bench.run import run
-from bench.systems import Common
+from bench.systems import Common, FlashAttention
 from bench.workloads import WORKLOADS, Workload, in_order
 from npc_runtime.base_model import find_base_model
 from npc_runtime.config import default_threads
@@ -29,6 +29,10 @@ def main(
     threads: Annotated[int, typer.Option(help="Threads of decode, for every system; 0: physical cores.")] = 0,
     prefill_threads: Annotated[int, typer.Option(help="Threads of prefill; 0: as many as for decode.")] = 0,
     ubatch: Annotated[int, typer.Option(help="Tokens per prefill step, for every system.")] = 256,
+    flash_attention: Annotated[
+        str,
+        typer.Option(help="auto, on or off: of this runtime and the bare loop; llama-server is measured both ways."),
+    ] = "off",
     environments: Annotated[Path, typer.Option(help="Folder of the peers' environments.")] = ROOT / ".venv-bench",
     results: Annotated[Path, typer.Option(help="Folder for the result files.")] = ROOT / "bench" / "results",
     page_only: Annotated[bool, typer.Option(help="Measure nothing; write the page from the newest results.")] = False,
@@ -39,7 +43,12 @@ def main(
     files: list[Path] = []
     if not page_only:
         threads = threads or default_threads()
-        common = Common(threads=threads, prefill_threads=prefill_threads or threads, ubatch=ubatch)
+        common = Common(
+            threads=threads,
+            prefill_threads=prefill_threads or threads,
+            ubatch=ubatch,
+            flash_attention=_flash(flash_attention),
+        )
         workloads = in_order(_keys(only) or set(WORKLOADS))
         for role, path in (("shipped", find_base_model(model)), ("tuned", tuned_model)):
             if path is not None:
@@ -50,6 +59,13 @@ def main(
         console.print(f"written: {write_page(ROOT, results, environments)}")
     for file in files:
         console.print(f"results: {file}")
+
+
+def _flash(wanted: str) -> FlashAttention:
+    for known in get_args(FlashAttention):
+        if wanted == known:
+            return wanted  # type: ignore[return-value]
+    raise typer.BadParameter(f"flash_attention is auto, on or off, not {wanted}")
 
 
 def _keys(only: str) -> set[str]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from bench.cast import Cast
 from bench.outcome import Outcome
-from bench.systems import Common
+from bench.systems import Common, FlashAttention
 from bench.systems.daemon import Daemon, Played
 from bench.systems.direct import DirectLoop
 from bench.systems.llama_server import LlamaServer
@@ -53,11 +53,14 @@ class Bench:
         self.played.setdefault(self.workload, []).extend(p for p in daemon.played if p.steps)
 
     @contextmanager
-    def llama_server(self, characters: Sequence[int], slots: int) -> Iterator[LlamaServer]:
-        """A running llama-server."""
+    def llama_server(
+        self, characters: Sequence[int], slots: int, flash_attention: FlashAttention = "auto"
+    ) -> Iterator[LlamaServer]:
+        """A running llama-server; ``flash_attention`` auto is its default."""
         python = self.environments / "llama-server" / "bin" / "python"
-        with closing(LlamaServer(python, self.cast, self.common, characters, slots)) as server:
-            self.versions[server.name] = server.about["version"]
+        server = LlamaServer(python, self.cast, self.common, characters, slots, flash_attention)
+        with closing(server):
+            self.versions["llama-server"] = server.about["version"]
             self.versions["llama-server CPU features"] = server.about["system"]
             yield server
 

@@ -43,6 +43,25 @@ def load_now() -> dict[str, Any]:
     }
 
 
+class OthersWatch:
+    """How much of the machine programs that are not ours used since it was made."""
+
+    def __init__(self) -> None:
+        self._at = self._now()
+
+    @staticmethod
+    def _now() -> tuple[float, float]:
+        times = psutil.cpu_times()
+        everything = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
+        busy = everything - times.idle - getattr(times, "iowait", 0.0)
+        return everything, busy - sum(os.times()[:4])
+
+    def share(self) -> float:
+        """Between 0 and 1. Processes count as ours when they have ended."""
+        everything, others = self._now()
+        return round(max(0.0, others - self._at[1]) / max(1e-9, everything - self._at[0]), 3)
+
+
 def versions() -> dict[str, str]:
     """What runs in this interpreter."""
     named = {name: version(name) for name in ("npc-runtime", "llama-cpp-python", "pyzmq", "msgpack", "numpy")}

@@ -14,7 +14,7 @@ from typing import Any
 
 from bench.bench import Bench
 from bench.cast import lines, make_cast
-from bench.machine import load_now, machine, model_info, versions
+from bench.machine import OthersWatch, load_now, machine, model_info, versions
 from bench.outcome import Outcome
 from bench.systems import Common, NotAvailable
 from bench.systems.process import ENVIRONMENT
@@ -84,7 +84,7 @@ def run(
 
 def _run_one(bench: Bench, workload: Workload) -> dict[str, Any]:
     bench.workload = workload.key
-    started = time.monotonic()
+    started, watch = time.monotonic(), OthersWatch()
     record: dict[str, Any] = {"title": workload.title, **load_now()}
     try:
         outcome = workload.run(bench)
@@ -93,7 +93,8 @@ def _run_one(bench: Bench, workload: Workload) -> dict[str, Any]:
     except Exception as error:
         return record | {"not_run": f"failed: {type(error).__name__}: {error}"}
     bench.done[workload.key] = outcome
-    return record | {"seconds": round(time.monotonic() - started, 1), **_checked(outcome).record()}
+    record |= {"seconds": round(time.monotonic() - started, 1), "cpu_share_of_others": watch.share()}
+    return record | _checked(outcome).record()
 
 
 def _checked(outcome: Outcome) -> Outcome:

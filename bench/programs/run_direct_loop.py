@@ -17,6 +17,7 @@ import llama_cpp as lib
 
 Message = dict[str, Any]
 Clock = time.perf_counter
+FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}
 
 
 @lib.llama_log_callback  # type: ignore[untyped-decorator]
@@ -50,6 +51,7 @@ class Loop:
         params.n_seq_max = params.n_outputs_max = 1
         params.n_threads = self._wanted["threads"]
         params.n_threads_batch = self._wanted["prefill_threads"]
+        params.flash_attn_type = FLASH_ATTENTION[self._wanted["flash_attention"]]
         params.no_perf = True
         return params
 

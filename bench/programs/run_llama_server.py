@@ -11,6 +11,12 @@ from typing import Any
 
 import xllamacpp  # type: ignore[import-not-found]
 
+FLASH_ATTENTION = {
+    "auto": "LLAMA_FLASH_ATTN_TYPE_AUTO",
+    "off": "LLAMA_FLASH_ATTN_TYPE_DISABLED",
+    "on": "LLAMA_FLASH_ATTN_TYPE_ENABLED",
+}
+
 
 def server_params(wanted: dict[str, Any]) -> "xllamacpp.CommonParams":
     params = xllamacpp.CommonParams()
@@ -22,6 +28,7 @@ def server_params(wanted: dict[str, Any]) -> "xllamacpp.CommonParams":
     params.cpuparams_batch.n_threads = wanted["prefill_threads"]
     params.lora_adapters = [xllamacpp.CommonAdapterLoraInfo(path, 0.0) for path in wanted["adapters"]]
     params.lora_init_without_apply = True
+    params.flash_attn_type = getattr(xllamacpp.llama_flash_attn_type, FLASH_ATTENTION[wanted["flash_attention"]])
     params.n_gpu_layers = 0
     params.verbosity = 1
     params.port = 0

@@ -66,6 +66,7 @@ class Daemon:
             "threads": common.threads,
             "prefill_threads": common.prefill_threads,
             "prefill_chunk_tokens": common.ubatch,
+            "flash_attention": common.flash_attention,
             "context_tokens": common.context_tokens,
             "kv_memory_mb": -(-lanes * common.context_tokens * KV_BYTES_PER_TOKEN // 2**20) + 1,
             **settings,

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from bench.cast import Cast
 from bench.systems.dialogue import Dialogue
 from bench.systems.process import Program
-from bench.systems.system import REPLY_TOKENS, Common, NotAvailable, Sampled
+from bench.systems.system import REPLY_TOKENS, Common, FlashAttention, NotAvailable, Sampled
 from bench.timing import Turn
 
 TIMEOUT_S = 120
@@ -23,12 +23,25 @@ TIMEOUT_S = 120
 class LlamaServer:
     """A server with ``slots`` slots and one adapter per character, chosen by each request."""
 
-    name = "llama-server"
-
-    def __init__(self, python: Path, cast: Cast, common: Common, characters: Sequence[int], slots: int) -> None:
+    def __init__(
+        self,
+        python: Path,
+        cast: Cast,
+        common: Common,
+        characters: Sequence[int],
+        slots: int,
+        flash_attention: FlashAttention,
+    ) -> None:
+        self.name = "llama-server" if flash_attention == "auto" else f"llama-server, flash attention {flash_attention}"
         self.cast = cast
         adapters = [str(cast.characters[number].adapter) for number in characters]
-        wanted = {"model": str(cast.model), "adapters": adapters, "slots": slots, **asdict(common)}
+        wanted = {
+            "model": str(cast.model),
+            "adapters": adapters,
+            "slots": slots,
+            **asdict(common),
+            "flash_attention": flash_attention,
+        }
         self.program = Program(python, "run_llama_server.py", wanted)
         self.adapter_of = {number: index for index, number in enumerate(characters)}
         self.about = self.program.about

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from bench.timing import Turn
 
@@ -14,14 +14,22 @@ class NotAvailable(Exception):
     """This system or feature cannot be measured here; the text says why."""
 
 
+FlashAttention = Literal["auto", "on", "off"]
+
+
 @dataclass(frozen=True)
 class Common:
-    """Settings that are the same for every system. Thread counts of 0 are not allowed here."""
+    """Settings that are the same for every system. Thread counts of 0 are not allowed here.
+
+    ``flash_attention`` is for this runtime and the bare loop. llama-server is measured with its default, and once more
+    with this.
+    """
 
     threads: int
     prefill_threads: int
     ubatch: int = 256
     context_tokens: int = 2048
+    flash_attention: FlashAttention = "off"
 
 
 @dataclass(frozen=True)

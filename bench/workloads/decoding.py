@@ -6,7 +6,7 @@ from contextlib import ExitStack
 
 from bench.bench import Bench, pause
 from bench.outcome import Check, Outcome
-from bench.systems import Sampled
+from bench.systems import Sampled, System
 from bench.timing import summary
 
 
@@ -19,7 +19,10 @@ def rate(bench: Bench) -> Outcome:
         daemon = stack.enter_context(bench.daemon(lanes=1))
         peer = stack.enter_context(bench.llama_server([0], slots=1))
         direct = stack.enter_context(bench.direct([0]))
-        conversations = [(system.name, system.converse(0)) for system in (daemon, peer, direct)]
+        systems: list[System] = [daemon, peer, direct]
+        if bench.common.flash_attention != "auto":
+            systems.append(stack.enter_context(bench.llama_server([0], 1, bench.common.flash_attention)))
+        conversations = [(system.name, system.converse(0)) for system in systems]
         for number in range(bench.pick(8, 2)):
             bench.tell(f"reply {number + 1}")
             for name, conversation in conversations:
