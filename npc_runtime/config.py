@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 import psutil
@@ -20,10 +20,14 @@ from msgspec import Meta
 from npc_runtime.base_model import EMBEDDED
 from npc_runtime.errors import ConfigError, suggest
 
+KvType = Literal["f16", "q8_0"]
+FlashAttention = Literal["auto", "on", "off"]
+GpuSplit = Literal["none", "layer", "row"]
+
 ENV_PREFIX = "NPC_RUNTIME_"
 ENV_OTHER = ("endpoint", "log")
 """Variables with our prefix that are no settings of a daemon: what the commands connect to, the engine's log level."""
-PATHS = ("base_model", "personas_dir", "adapters_dir", "ready_file", "ipc_path")
+PATHS = ("base_model", "personas_dir", "adapters_dir", "ready_file", "ipc_path", "kv_dir")
 
 
 def default_threads() -> int:
@@ -55,11 +59,49 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ] = "auto"
 
     lanes: Annotated[
-        int, Meta(ge=1, le=256, description="conversations whose KV is kept in memory (SmolLM2: 23 KB a token)")
+        int, Meta(ge=1, le=256, description="conversations whose KV is resident, as far as `kv_memory_mb` allows")
     ] = 8
     context_tokens: Annotated[int, Meta(ge=256, le=131072, description="tokens of context per conversation")] = 2048
-    prefill_chunk_tokens: Annotated[int, Meta(ge=16, le=4096, description="tokens per prefill step")] = 256
+    kv_memory_mb: Annotated[
+        int,
+        Meta(ge=1, description="MiB of resident KV: lanes x context_tokens x bytes a token (SmolLM2: 23,040)"),
+    ] = 512
+    kv_type: Annotated[KvType, Meta(description="numbers of the KV cache; `q8_0`: half the memory, less exact")] = "f16"
+    ram_cache_mb: Annotated[
+        int, Meta(ge=0, description="MiB for KV that lost its lane, and for persona prefixes; 0: none is kept")
+    ] = 256
+    kv_dir: Annotated[str, Meta(description="folder that keeps KV over a restart; empty: none")] = ""
+    disk_cache_mb: Annotated[int, Meta(ge=1, description="MiB in `kv_dir`; least recently used files go first")] = 1024
+    prefill_chunk_tokens: Annotated[
+        int, Meta(ge=16, le=4096, description="tokens per prefill step (llama.cpp's n_batch and n_ubatch)")
+    ] = 64
     threads: Annotated[int, Meta(ge=0, le=512, description="CPU threads; 0: physical cores, one left to the game")] = 0
+    prefill_threads: Annotated[int, Meta(ge=0, le=512, description="CPU threads of prefill; 0: as `threads`")] = 0
+    spin_count: Annotated[
+        int,
+        Meta(ge=0, le=10_000_000_000, description="how often a worker thread looks for work before it sleeps"),
+    ] = 1_000_000
+    flash_attention: Annotated[FlashAttention, Meta(description="`auto`: on a GPU or with `q8_0`; a CPU is faster without")] = "auto"
+    gpu_layers: Annotated[
+        int, Meta(ge=-1, description="layers on the GPU, for builds that have one; -1: all; 0: none")
+    ] = 0
+    gpu_device: Annotated[int, Meta(ge=0, description="number of the GPU")] = 0
+    gpu_split: Annotated[GpuSplit, Meta(description="how a model is split over several GPUs")] = "layer"
+    low_priority: Annotated[
+        bool, Meta(description="the engine runs below the game's priority: it gets what the game leaves")
+    ] = False
+    max_tokens_per_second: Annotated[
+        float, Meta(ge=0, description="reply tokens a second, all turns together; 0: as fast as can be")
+    ] = 0.0
+    max_loaded_adapters: Annotated[
+        int, Meta(ge=1, description="adapters in memory; the least recently used one makes room and comes back on use")
+    ] = 64
+    max_active_turns: Annotated[
+        int, Meta(ge=1, le=64, description="turns that are computed side by side, in turn; more wait")
+    ] = 1
+    starvation_seconds: Annotated[
+        float, Meta(gt=0, description="a turn that has waited this long counts as `player`, whatever its priority")
+    ] = 10.0
     engine_start_timeout_s: Annotated[float, Meta(gt=0, description="seconds the model may take to load")] = 120.0
 
     max_clients: Annotated[int, Meta(ge=1, description="connected clients")] = 64
@@ -72,7 +114,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     max_adapter_bytes: Annotated[int, Meta(ge=1024, description="bytes of one adapter file")] = 536_870_912
     max_turn_seconds: Annotated[float, Meta(gt=0, description="seconds of computing one reply")] = 120.0
     stuck_engine_seconds: Annotated[
-        float, Meta(gt=0, description="seconds after which an engine that should have ended a turn is started anew")
+        float, Meta(gt=0, description="seconds without a sign of life after which the engine is started anew")
     ] = 20.0
     max_outbox_messages: Annotated[int, Meta(ge=16, description="messages kept for a client that does not read")] = 4096
     finished_turns_kept: Annotated[int, Meta(ge=1, description="finished turns that a repeated turn_id can fetch")] = (
@@ -158,4 +200,6 @@ def _checked(settings: Settings) -> Settings:
             f"prefill_chunk_tokens {settings.prefill_chunk_tokens} is larger than "
             f"context_tokens {settings.context_tokens}; make it smaller"
         )
+    if settings.kv_type != "f16" and settings.flash_attention == "off":
+        raise ConfigError(f"kv_type {settings.kv_type} needs flash attention; set flash_attention to auto or on")
     return settings

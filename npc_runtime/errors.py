@@ -119,9 +119,25 @@ class LineTooLong(RequestFault):
 
 
 class Busy(RequestFault):
-    """A bound (queue, sessions, clients) is reached; try again later."""
+    """A bound (queue, sessions, clients) is reached; try again later.
+
+    ``position`` is how many turns wait already, ``retry_after_ms`` when there may be room (an estimate); None where it
+    is not the queue that is full.
+    """
 
     code = "busy"
+    retryable = True
+
+    def __init__(self, message: str, position: int | None = None, retry_after_ms: float | None = None) -> None:
+        super().__init__(message)
+        self.position = position
+        self.retry_after_ms = retry_after_ms
+
+
+class DeadlineExceeded(RequestFault):
+    """The turn's ``deadline_ms`` passed before anything was said."""
+
+    code = "deadline_exceeded"
     retryable = True
 
 

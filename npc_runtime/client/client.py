@@ -30,15 +30,23 @@ from npc_runtime.protocol.messages import (
     CancelTurn,
     CloseSession,
     Error,
+    Flush,
+    Flushed,
+    GetHistory,
     GetStatus,
     Hello,
+    History,
     ListPersonas,
     OpenSession,
+    PastExchange,
     PersonaAdded,
     PersonaInfo,
     Personas,
     Ping,
     Pong,
+    Prime,
+    Primed,
+    Priority,
     RemovePersona,
     Request,
     SessionClosed,
@@ -50,6 +58,8 @@ from npc_runtime.protocol.messages import (
     TurnDelta,
     TurnFinished,
     TurnStarted,
+    Warm,
+    Warmed,
     Welcome,
 )
 from npc_runtime.sampling import SamplingOverrides
@@ -123,12 +133,30 @@ class Client:
 
     # Requests
 
-    def open_session(self, persona: str, *, session_id: str | None = None, player: str = "Player") -> Session:
-        """Begin a conversation with a persona (or take up the one that has this ``session_id``)."""
-        opened = self._ask(
-            OpenSession(id=self._id(), persona=persona, session_id=session_id, player=player), SessionOpened
-        )
-        return Session(self, opened)
+    def open_session(
+        self,
+        persona: str,
+        *,
+        session_id: str | None = None,
+        player: str = "Player",
+        history: History | Sequence[PastExchange] = (),
+    ) -> Session:
+        """Begin a conversation with a persona (or take up the one that has this ``session_id``).
+
+        A new one begins with ``history``: what :meth:`Session.history` gave before the daemon was restarted, or a past
+        that the game makes up.
+        """
+        past = history.exchanges if isinstance(history, History) else tuple(history)
+        request = OpenSession(id=self._id(), persona=persona, session_id=session_id, player=player, history=past)
+        return Session(self, self._ask(request, SessionOpened))
+
+    def warm(self, persona: str, *, player: str = "Player") -> Warmed:
+        """Have a persona's prompt computed before anybody speaks with it; returns when that is done."""
+        return self._ask(Warm(id=self._id(), persona=persona, player=player), Warmed)
+
+    def flush(self, *, persona: str | None = None, session_id: str | None = None) -> None:
+        """Drop computed KV: of a session, of a persona, or all of it. Conversations stay."""
+        self._ask(Flush(id=self._id(), persona=persona, session_id=session_id), Flushed)
 
     def personas(self) -> tuple[PersonaInfo, ...]:
         """The catalog."""
@@ -262,6 +290,8 @@ class Session:
         max_tokens: int | None = None,
         min_tokens: int = 0,
         include_tokens: bool = False,
+        priority: Priority = "normal",
+        deadline_ms: float | None = None,
     ) -> Reply:
         """The player says ``text``. The turn runs at once; iterate over the reply to read it as it comes."""
         request = StartTurn(
@@ -274,8 +304,22 @@ class Session:
             max_tokens=max_tokens,
             min_tokens=min_tokens,
             include_tokens=include_tokens,
+            priority=priority,
+            deadline_ms=deadline_ms,
         )
         return Reply(self.client, request)
+
+    def warm(self) -> Warmed:
+        """The player comes near: have all computed up to where the line begins; returns when that is done."""
+        return self.client._ask(Warm(id=self.client._id(), session_id=self.id), Warmed)
+
+    def prime(self, text_so_far: str) -> Primed:
+        """The player is typing: have the line so far read, all but its last word; returns when that is done."""
+        return self.client._ask(Prime(id=self.client._id(), session_id=self.id, text=text_so_far), Primed)
+
+    def history(self) -> History:
+        """What the next prompt remembers; ``open_session(history=…)`` takes it back."""
+        return self.client._ask(GetHistory(id=self.client._id(), session_id=self.id), History)
 
     def close(self) -> None:
         """Forget the conversation."""

@@ -13,9 +13,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from npc_runtime.base_model import find_base_model
 from npc_runtime.catalog import BaseIdentity, Catalog, CatalogBuilder
-from npc_runtime.config import Settings, default_threads
+from npc_runtime.config import Settings
 from npc_runtime.daemon.catalog_thread import CatalogResult, CatalogThread, Scan, UseBase
 from npc_runtime.daemon.dialogue import Dialogue
 from npc_runtime.daemon.engine_client import EngineClient
@@ -26,12 +25,14 @@ from npc_runtime.daemon.server import Server, new_daemon_id
 from npc_runtime.daemon.turns import Turn
 from npc_runtime.engine.commands import (
     EngineReady,
-    EngineSettings,
     KeepAdapters,
+    PersonaMeasured,
+    Prepared,
     ReplyDelta,
     TurnBegan,
     TurnDone,
     TurnFailed,
+    engine_settings,
 )
 from npc_runtime.errors import InternalError, SlowConsumer
 from npc_runtime.protocol import encode, error_answer
@@ -42,7 +43,10 @@ from npc_runtime.protocol.messages import (
 log = logging.getLogger("npc_runtime.daemon")
 
 POLL_MS = 500
-ENGINE_STOP_S = 0.5
+CANCEL_S = 0.3
+"""How long cancelled turns may take to end at stop."""
+ENGINE_STOP_S = 1.0
+"""How long the engine may take to leave, its KV kept on disk included."""
 
 
 class Daemon:
@@ -54,13 +58,6 @@ class Daemon:
         self._clock = clock
         self._stop_at: float | None = None
         self._inbox: queue.SimpleQueue[CatalogResult | tuple[EngineProcess, EngineMessage]] = queue.SimpleQueue()
-        engine_settings = EngineSettings(
-            base_model=str(find_base_model(settings.base_model)),
-            lanes=settings.lanes,
-            context_tokens=settings.context_tokens,
-            chunk_tokens=settings.prefill_chunk_tokens,
-            threads=settings.threads or default_threads(),
-        )
         self.server = Server(
             host=settings.host,
             port=settings.port,
@@ -69,10 +66,11 @@ class Daemon:
             max_outbox=settings.max_outbox_messages,
         )
         self.engine = EngineClient(
-            engine_settings,
+            engine_settings(settings),
             lambda process, message: self._post((process, message)),
             clock,
-            settings.engine_start_timeout_s,
+            start_timeout_s=settings.engine_start_timeout_s,
+            stuck_s=settings.stuck_engine_seconds,
         )
         self.catalog_thread = CatalogThread(
             CatalogBuilder(
@@ -109,17 +107,22 @@ class Daemon:
         self.ready_file.write()
         try:
             while not self._is_over():
-                for peer, data in self.server.receive(POLL_MS if self._stop_at is None else 10):
+                for peer, data in self.server.receive(self._poll_ms()):
                     self._look_after_clients()
                     self.requests.take(peer, data)
                 self._empty_inbox()
                 self._look_after_clients()
                 self.engine.check_start()
-                if self.dialogue.is_stuck():
-                    self.engine.restart_stuck()
+                self.engine.check_alive()
                 self.dialogue.pump()
         finally:
             self._close()
+
+    def _poll_ms(self) -> int:
+        if self._stop_at is not None:
+            return 10
+        wait = self.dialogue.seconds_to_deadline()
+        return POLL_MS if wait is None else min(POLL_MS, int(wait * 1e3) + 1)
 
     def _is_over(self) -> bool:
         if self._stop_at is None:
@@ -130,7 +133,7 @@ class Daemon:
         if self._clock() < self._stop_at:
             return False
         self.dialogue.cancel_all()
-        return self._clock() >= self._stop_at + ENGINE_STOP_S
+        return self._clock() >= self._stop_at + CANCEL_S
 
     def _close(self) -> None:
         self.ready_file.remove()
@@ -152,7 +155,7 @@ class Daemon:
         except Exception:
             # A defect here must not take the other characters down with the turn that ran into it.
             log.exception("event failed")
-            self.dialogue.give_up_running(InternalError("the daemon failed on this turn; see its log"))
+            self.dialogue.give_up_active(InternalError("the daemon failed on this turn; see its log"))
 
     def _look_after_clients(self) -> None:
         while self.server.lost:
@@ -177,7 +180,7 @@ class Daemon:
         self.catalog_thread.submit(Scan(), turn)
 
     def _on_catalog(self, result: CatalogResult) -> None:
-        if result.catalog is not self.dialogue.catalog:
+        if result.catalog is not self.dialogue.voices.catalog:
             self._use_catalog(result.catalog)
         self.requests.on_catalog(result)
         if isinstance(result.token, Turn):
@@ -187,11 +190,12 @@ class Daemon:
         self.dialogue.pump()
 
     def _use_catalog(self, catalog: Catalog) -> None:
-        before = {p.message for p in self.dialogue.catalog.problems}
+        before = {p.message for p in self.dialogue.voices.catalog.problems}
         for problem in catalog.problems:
             if problem.message not in before:
                 log.warning("%s", problem.message)
-        self.dialogue.catalog = catalog
+        self.dialogue.voices.catalog = catalog
+        self.dialogue.voices.measure()
         in_use = {file.header.digest for entry in catalog.entries.values() for file in entry.adapters}
         known = {file.header.digest for file in catalog.adapters.values()}
         self.engine.send(KeepAdapters(tuple(sorted(in_use | known))))
@@ -202,6 +206,11 @@ class Daemon:
         match message:
             case EngineReady():
                 self.catalog_thread.submit(UseBase(BaseIdentity(message.architecture, message.digest)), message)
+                self.dialogue.on_engine_ready()
+            case Prepared():
+                self.dialogue.on_prepared(message)
+            case PersonaMeasured():
+                self.dialogue.voices.on_measured(message)
             case TurnBegan():
                 self.dialogue.on_began(message)
             case ReplyDelta():

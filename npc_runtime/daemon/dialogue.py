@@ -1,7 +1,7 @@
 """Sessions and turns: from ``start_turn`` to ``turn_finished``.
 
-Rules: turns run one at a time, in the order of their arrival; a persona's version and adapters are fixed when its turn
-leaves the queue, and nothing that happens later changes them; every turn ends with exactly one ``turn_finished`` or
+Rules: which turn goes first is the schedule's to say; a persona's version and adapters are fixed when its turn leaves
+the queue, and nothing that happens later changes them; every turn ends with exactly one ``turn_finished`` or
 ``error``; the session gains both lines, or none.
 """
 
@@ -13,16 +13,30 @@ from collections.abc import Callable
 
 import msgspec
 
-from npc_runtime.catalog import Catalog, CatalogEntry
+from npc_runtime.catalog import CatalogEntry
 from npc_runtime.config import Settings
-from npc_runtime.daemon.adapter_set import check_scales, scaled_adapters, turn_adapters
 from npc_runtime.daemon.engine_client import EngineClient
+from npc_runtime.daemon.rehearsals import Rehearsals
+from npc_runtime.daemon.schedule import Schedule
 from npc_runtime.daemon.sessions import Session, Sessions
 from npc_runtime.daemon.turns import Listener, Turn, Turns
-from npc_runtime.engine.commands import ForgetSession, ReplyDelta, RunTurn, StopTurn, TurnBegan, TurnDone, TurnFailed
+from npc_runtime.daemon.voices import Voices, conversation
+from npc_runtime.engine.commands import (
+    DropKv,
+    Prepared,
+    ReplyDelta,
+    RunTurn,
+    SetRunning,
+    StopTurn,
+    TurnBegan,
+    TurnDone,
+    TurnFailed,
+)
 from npc_runtime.errors import (
     AdapterChanged,
     AdapterInvalid,
+    Busy,
+    DeadlineExceeded,
     EngineCrashed,
     InternalError,
     InvalidField,
@@ -32,16 +46,17 @@ from npc_runtime.errors import (
     from_code,
 )
 from npc_runtime.persona import Persona, persona_key
-from npc_runtime.prompt import Conversation, Exchange, greeting_text, system_text
+from npc_runtime.prompt import Exchange, greeting_text
 from npc_runtime.protocol import error_answer
 from npc_runtime.protocol.messages import (
-    AdapterListed,
     AdapterUse,
     Answer,
     CancelTurn,
+    Flush,
+    History,
     OpenSession,
+    PastExchange,
     SessionOpened,
-    SetAdapterScales,
     StartTurn,
     Timings,
     TurnCancelled,
@@ -55,6 +70,8 @@ log = logging.getLogger("npc_runtime.daemon")
 
 NO_WORDS = "…"
 """What a character says where the model gave nothing and its writer gave no fallback lines."""
+USUAL_TURN_SECONDS = 2.0
+"""How long a turn takes, as long as none has been measured."""
 
 
 class Dialogue:
@@ -69,26 +86,32 @@ class Dialogue:
         look_again: Callable[[Turn], None],
         clock: Callable[[], float],
     ) -> None:
-        self.catalog = Catalog()
         self.sessions = Sessions(settings.max_sessions)
+        self.voices = Voices(engine, self.sessions)
+        self.rehearsals = Rehearsals(engine, self.voices, self.sessions, send)
         self.turns = Turns(max_queued=settings.max_queued_turns, finished_kept=settings.finished_turns_kept)
         self.draining = False
         self.base_known = False
         self.finished = 0
         self.failed = 0
+        self._schedule = Schedule(
+            max_active=settings.max_active_turns, starvation_seconds=settings.starvation_seconds, clock=clock
+        )
+        self._running: tuple[str, ...] = ()
+        self._turn_seconds = USUAL_TURN_SECONDS
         self._settings = settings
         self._engine = engine
         self._send = send
         self._look_again = look_again
         self._clock = clock
-        self._persona_scales: dict[str, dict[str, float]] = {}
 
     # Sessions
 
     def open_session(self, request: OpenSession) -> SessionOpened:
         """Raises the error of the persona, SessionConflict or Busy."""
-        persona = self.catalog.usable(request.persona).persona
-        session, resumed = self.sessions.open(persona.id, request.session_id, request.player)
+        persona = self.voices.usable(request.persona).persona
+        past = [Exchange(e.player, e.reply, e.tokens, e.rest, e.cuts) for e in request.history]
+        session, resumed = self.sessions.open(persona.id, request.session_id, request.player, past)
         return SessionOpened(
             reply_to=request.id,
             session_id=session.id,
@@ -99,37 +122,34 @@ class Dialogue:
             turns=len(session.exchanges),
         )
 
+    def history(self, session_id: str) -> History:
+        """What the session's next prompt remembers; the answer's ``reply_to`` is left open."""
+        session = self.sessions.get(session_id)
+        return History(
+            reply_to=None,
+            session_id=session.id,
+            persona=session.persona_id,
+            player=session.player,
+            exchanges=tuple(PastExchange(e.player, e.reply, e.tokens, e.rest, e.cuts) for e in session.remembered),
+            dropped_exchanges=session.dropped,
+        )
+
     def close_session(self, session_id: str) -> None:
         """Cancel its turns and forget it."""
         for turn in self.turns.open_turns():
             if turn.request.session_id == session_id:
                 self._cancel(turn, keep=False)
         self.sessions.close(session_id)
-        self._engine.send(ForgetSession(session_id))
+        self._engine.send(DropKv(session_id=session_id))
 
-    # Scales
-
-    def set_scales(self, request: SetAdapterScales) -> tuple[str, tuple[AdapterListed, ...]]:
-        """Change scales from the next turn on; the persona's id and its adapters as they are then."""
-        if (request.persona is None) == (request.session_id is None):
-            raise InvalidField("set_adapter_scales: give either persona or session_id, exactly one of them")
+    def flush(self, request: Flush) -> None:
+        """Drop KV. Raises UnknownSession or UnknownPersona."""
         if request.session_id is not None:
-            session = self.sessions.get(request.session_id)
-            entry = self.catalog.entry(session.persona_id)
-            check_scales(entry, request.scales or {})
-            session.scales = None if request.scales is None else {**(session.scales or {}), **request.scales}
-            return entry.persona.id, scaled_adapters(entry, self._scales_of(entry), session.scales)
-        entry = self.catalog.entry(str(request.persona))
-        check_scales(entry, request.scales or {})
-        key = persona_key(entry.persona.id)
-        if request.scales is None:
-            self._persona_scales.pop(key, None)
-        else:
-            self._persona_scales.setdefault(key, {}).update(request.scales)
-        return entry.persona.id, scaled_adapters(entry, self._scales_of(entry))
-
-    def _scales_of(self, entry: CatalogEntry) -> dict[str, float] | None:
-        return self._persona_scales.get(persona_key(entry.persona.id))
+            self.sessions.get(request.session_id)
+        persona = ""
+        if request.persona is not None:
+            persona = persona_key(self.voices.catalog.entry(request.persona).persona.id)
+        self._engine.send(DropKv(session_id=request.session_id or "", persona_id=persona))
 
     # Turns
 
@@ -140,8 +160,25 @@ class Dialogue:
             self._attach(repeated, client, request)
             return
         session = self._check(request)
-        self.turns.enqueue(Turn(request, session, [Listener(client, request.id)], self._clock()))
+        turn = Turn(request, session, [Listener(client, request.id)], self._clock())
+        self._make_room(turn)
+        self.turns.enqueue(turn)
         self.pump()
+
+    def _make_room(self, turn: Turn) -> None:
+        """Raises Busy where the queue is full of turns that go before this one; else the last of the others goes."""
+        queue = self.turns.queue
+        if len(queue) < self.turns.max_queued:
+            return
+        error = Busy(
+            f"{len(queue)} turns are waiting, as many as max_queued_turns allows; try again later",
+            position=len(queue),
+            retry_after_ms=self._turn_seconds * 1e3 / self._settings.max_active_turns,
+        )
+        last = self._schedule.in_order(queue)[-1]
+        if self._schedule.rank(last) >= self._schedule.rank(turn):
+            raise error
+        self._fail(last, error)
 
     def _check(self, request: StartTurn) -> Session:
         if self.draining:
@@ -166,64 +203,102 @@ class Dialogue:
                 return
 
     def pump(self) -> None:
-        """Start the next turn where that is possible: not before the adapters were compared with the base model."""
-        while self.turns.queue and self.turns.running is None and self._engine.state == "ready" and self.base_known:
-            turn = self.turns.queue[0]
-            try:
-                if not self._begin(turn):
-                    return
-            except NpcError as error:
-                self._fail(turn, error)
-            except Exception:
-                # Whatever is odd about this turn, the others wait behind it.
-                log.exception("turn could not be started")
-                self._fail(turn, InternalError("the daemon failed on this turn; see its log"))
+        """Start what can be started, and let those run that go first. Not before the adapters were compared with the
+        base model."""
+        if self._engine.state == "ready" and self.base_known:
+            for turn in self._schedule.in_order(self.turns.queue):
+                self._start(turn)
+            self._let_run()
         if unavailable := self._engine.unavailable():
             for turn in list(self.turns.queue):
                 self._fail(turn, unavailable)
+            self.rehearsals.give_up(unavailable)
+        self._end_late()
 
-    def _begin(self, turn: Turn) -> bool:
-        """Hand the turn to the engine; False where the folders have to be looked at first."""
+    def _start(self, turn: Turn) -> None:
+        active, queue = self.turns.active, self.turns.queue
+        if turn not in queue or not self._schedule.may_begin(turn, active, queue, self._engine.lanes):
+            return
+        try:
+            self._begin(turn)
+        except NpcError as error:
+            self._fail(turn, error)
+        except Exception:
+            # Whatever is odd about this turn, the others wait behind it.
+            log.exception("turn could not be started")
+            self._fail(turn, InternalError("the daemon failed on this turn; see its log"))
+
+    def _begin(self, turn: Turn) -> None:
+        """Hand the turn to the engine, unless the folders have to be looked at first."""
         entry = self._current_entry(turn)
         if entry is None:
-            return False
+            return
         command = self._command(turn, entry)
         self._engine.send(command)
-        self.turns.queue.popleft()
-        self.turns.running = turn
-        turn.state, turn.left_queue = "running", self._clock()
-        turn.must_end = turn.left_queue + self._settings.max_turn_seconds
+        turn.session.primed = ()
+        self.turns.begin(turn, self._clock())
         turn.entry, turn.seed = entry, command.seed
         turn.adapters = tuple(AdapterUse(a.name, a.digest, a.scale) for a in command.adapters)
-        return True
+
+    def _let_run(self) -> None:
+        """Tell the engine which of its turns are computed, where that has changed."""
+        running = self._schedule.running(self.turns.active, self.turns.queue)
+        now = self._clock()
+        for turn in self.turns.active:
+            if turn in running:
+                turn.waiting_since = None
+            elif turn.waiting_since is None:
+                turn.waiting_since = now
+        ids = tuple(turn.id for turn in running)
+        if ids != self._running:
+            self._running = ids
+            self._engine.send(SetRunning(ids))
+
+    def _end_late(self) -> None:
+        """End the turns whose deadline has passed in the queue; the engine ends those that have begun."""
+        now = self._clock()
+        for turn in [turn for turn in self.turns.queue if turn.deadline is not None and now >= turn.deadline]:
+            self._fail(turn, _too_late(turn))
+
+    @property
+    def first_running(self) -> str | None:
+        """The id of the turn that goes first."""
+        return self._running[0] if self._running else None
+
+    def seconds_to_deadline(self) -> float | None:
+        """How long until a waiting turn's deadline passes."""
+        deadlines = [turn.deadline for turn in self.turns.queue if turn.deadline is not None]
+        return max(0.0, min(deadlines) - self._clock()) if deadlines else None
 
     def _current_entry(self, turn: Turn) -> CatalogEntry | None:
         """The persona's version for this turn; None while files that turned out to be changed are being read."""
-        found = self.catalog.entries.get(persona_key(turn.session.persona_id))
+        found = self.voices.catalog.entries.get(persona_key(turn.session.persona_id))
         if turn.files == "not checked" and (found is None or not found.is_current()):
             turn.files = "being read"
             self._look_again(turn)
         if turn.files == "being read":
             return None
-        return self.catalog.usable(turn.session.persona_id)
+        return self.voices.usable(turn.session.persona_id)
 
     def _command(self, turn: Turn, entry: CatalogEntry) -> RunTurn:
         request, session, persona = turn.request, turn.session, entry.persona
         sampling = request.sampling.over(persona.sampling) if request.sampling is not None else persona.sampling
-        adapters = turn_adapters(self.catalog, entry, request.adapters, self._scales_of(entry), session.scales)
-        for adapter in adapters:
-            self._engine.check_adapter(adapter.digest, adapter.name)
         return RunTurn(
             turn_id=turn.id,
             session_id=session.id,
-            conversation=_conversation(persona, session, request.text.strip()),
-            adapters=adapters,
+            persona_id=persona_key(persona.id),
+            conversation=conversation(
+                persona, session.player, session.remembered, request.text.strip(), session.primed
+            ),
+            adapters=self.voices.adapters(entry, session, request.adapters),
+            pinned=persona.pinned,
             sampling=sampling,
             seed=sampling.seed if sampling.seed is not None else secrets.randbits(32),
             stops=persona.stop,
             max_tokens=request.max_tokens or persona.max_tokens,
             min_tokens=request.min_tokens,
             max_seconds=self._settings.max_turn_seconds,
+            deadline_seconds=None if turn.deadline is None else max(0.0, turn.deadline - self._clock()),
         )
 
     def cancel_turn(self, request: CancelTurn) -> TurnCancelled:
@@ -250,7 +325,6 @@ class Dialogue:
         if turn.state == "running":
             turn.keep = keep
             turn.cancelled = True
-            turn.must_end = min(turn.must_end, self._clock())
             self._engine.send(StopTurn(turn.id))
         elif turn.state == "queued":
             turn.left_queue = self._clock()
@@ -280,9 +354,19 @@ class Dialogue:
 
     # Events of the engine
 
+    def on_engine_ready(self) -> None:
+        """A new engine: it knows nothing yet."""
+        self._running = ()
+        self.voices.on_engine_ready()
+        self.rehearsals.on_engine_ready()
+
+    def on_prepared(self, event: Prepared) -> None:
+        """Something was computed in advance."""
+        self.rehearsals.on_prepared(event)
+
     def on_began(self, event: TurnBegan) -> None:
         """The engine has loaded and bound the adapters."""
-        turn = self._running(event.turn_id)
+        turn = self._active(event.turn_id)
         if turn is None or turn.entry is None:
             return
         persona = turn.entry.persona
@@ -301,7 +385,7 @@ class Dialogue:
 
     def on_delta(self, event: ReplyDelta) -> None:
         """A piece of the reply."""
-        turn = self._running(event.turn_id)
+        turn = self._active(event.turn_id)
         if turn is not None:
             self._say(turn, event.text)
 
@@ -313,24 +397,38 @@ class Dialogue:
 
     def on_done(self, event: TurnDone) -> None:
         """The reply is complete: keep the exchange, tell the client, go on with the next turn."""
-        turn = self._running(event.turn_id)
+        turn = self._active(event.turn_id)
         if turn is None or turn.entry is None:
             return
         session = turn.session
         cancelled = event.finish_reason == "cancelled"
+        if event.finish_reason == "time" and not event.text and self._is_late(turn):
+            self._fail(turn, _too_late(turn))
+            self.pump()
+            return
         text, fallback = event.text, not event.text and not cancelled
         if fallback:
             text = _fallback_line(turn.entry.persona, turn.seed)
             self._say(turn, text)
         kept = bool(event.text) and (turn.keep if cancelled else True)
         session.dropped += event.dropped_exchanges
+        answer_dropped = session.dropped
         if kept:
-            session.exchanges.append(Exchange(turn.request.text.strip(), event.text, event.tokens, event.rest))
+            line = turn.request.text.strip()
+            session.exchanges.append(Exchange(line, event.text, event.tokens, event.rest, event.cuts))
+            session.dropped += event.drop_next
         self.finished += 1
-        self._end(turn, self._finished(turn, event, text, kept=kept, fallback=fallback))
+        self._end(turn, self._finished(turn, event, text, answer_dropped, kept=kept, fallback=fallback))
         self.pump()
+        if session in self.sessions and not any(other.session is session for other in self.turns.open_turns()):
+            self.rehearsals.after_reply(session)
 
-    def _finished(self, turn: Turn, event: TurnDone, text: str, *, kept: bool, fallback: bool) -> TurnFinished:
+    def _is_late(self, turn: Turn) -> bool:
+        return turn.deadline is not None and self._clock() >= turn.deadline
+
+    def _finished(
+        self, turn: Turn, event: TurnDone, text: str, dropped: int, *, kept: bool, fallback: bool
+    ) -> TurnFinished:
         session = turn.session
         return TurnFinished(
             reply_to=None,
@@ -342,12 +440,15 @@ class Dialogue:
             kept=kept,
             fallback=fallback,
             rebuilt=event.rebuilt,
-            dropped_exchanges=session.dropped,
+            dropped_exchanges=dropped,
             usage=Usage(
                 prompt_tokens=event.prompt_tokens,
                 reused_tokens=event.reused_tokens,
                 new_tokens=event.prompt_tokens - event.reused_tokens,
                 generated_tokens=event.generated_tokens,
+                reused_resident=event.reused_tokens if event.reused_from == "resident" else 0,
+                reused_ram=event.reused_tokens if event.reused_from == "ram" else 0,
+                reused_disk=event.reused_tokens if event.reused_from == "disk" else 0,
             ),
             timings=Timings(
                 queue_ms=(turn.left_queue - turn.arrived) * 1e3,
@@ -355,6 +456,9 @@ class Dialogue:
                 prefill_ms=event.prefill_ms,
                 ttft_ms=(turn.first_text - turn.arrived) * 1e3 if turn.first_text else 0.0,
                 decode_ms=event.decode_ms,
+                restore_ms=event.restore_ms,
+                tpot_ms=event.decode_ms / max(1, event.generated_tokens),
+                preempted_ms=event.waited_ms,
             ),
             adapters=turn.adapters,
             seed=turn.seed,
@@ -363,7 +467,7 @@ class Dialogue:
 
     def on_failed(self, event: TurnFailed) -> None:
         """The engine ended the turn with an error."""
-        turn = self._running(event.turn_id)
+        turn = self._active(event.turn_id)
         if turn is None:
             return
         error = from_code(event.code, event.message)
@@ -373,35 +477,30 @@ class Dialogue:
         self._fail(turn, error)
         self.pump()
 
-    def give_up_running(self, error: NpcError) -> None:
-        """End the running turn with ``error``, whatever the engine is doing with it."""
-        turn = self.turns.running
-        if turn is not None:
+    def give_up_active(self, error: NpcError) -> None:
+        """End every turn that has begun with ``error``, whatever the engine is doing with it."""
+        for turn in list(self.turns.active):
             self._engine.send(StopTurn(turn.id))
             self._fail(turn, error)
 
-    def is_stuck(self) -> bool:
-        """Whether the engine gave no end to the running turn long after it had to."""
-        turn = self.turns.running
-        return turn is not None and self._clock() > turn.must_end + self._settings.stuck_engine_seconds
-
     def on_engine_lost(self) -> None:
-        """The engine died: the running turn ends with an error; sessions and queue stay.
+        """The engine died: the turns it had begun end with an error; sessions and queue stay.
 
-        A turn that the engine had not begun goes back to the head of the queue, once.
+        A turn of which nothing was said goes back to its place in the queue, once.
         """
-        turn = self.turns.running
-        if turn is not None and not turn.answers and not turn.cancelled and not turn.started_again:
-            turn.started_again = True
-            self.turns.put_back(turn)
-        elif turn is not None:
-            text = "the engine process ended during this turn; nothing of it was kept; say the line again"
-            self._fail(turn, EngineCrashed(text))
+        for turn in list(self.turns.active):
+            if not turn.answers and not turn.cancelled and not turn.started_again:
+                turn.started_again = True
+                self.turns.put_back(turn, self._clock())
+            else:
+                text = "the engine process ended during this turn; nothing of it was kept; say the line again"
+                self._fail(turn, EngineCrashed(text))
+        self._running = ()
+        self.rehearsals.on_engine_lost()
         self.pump()
 
-    def _running(self, turn_id: str) -> Turn | None:
-        running = self.turns.running
-        return running if running is not None and running.id == turn_id else None
+    def _active(self, turn_id: str) -> Turn | None:
+        return next((turn for turn in self.turns.active if turn.id == turn_id), None)
 
     def _fail(self, turn: Turn, error: NpcError) -> None:
         self.failed += 1
@@ -409,8 +508,10 @@ class Dialogue:
 
     def _end(self, turn: Turn, answer: Answer) -> None:
         self.turns.finish(turn)
+        if turn.left_queue and turn.answers:
+            self._turn_seconds += 0.2 * (self._clock() - turn.left_queue - self._turn_seconds)
         if turn.session not in self.sessions:
-            self._engine.send(ForgetSession(turn.session.id))
+            self._engine.send(DropKv(session_id=turn.session.id))
         self._answer(turn, answer)
 
     def _answer(self, turn: Turn, answer: Answer) -> None:
@@ -419,14 +520,9 @@ class Dialogue:
             self._send(client, msgspec.structs.replace(answer, reply_to=reply_to))
 
 
-def _conversation(persona: Persona, session: Session, line: str) -> Conversation:
-    return Conversation(
-        system=system_text(persona, session.player),
-        greeting=greeting_text(persona, session.player),
-        exchanges=session.remembered,
-        line=line,
-        player=session.player,
-        character=persona.name,
+def _too_late(turn: Turn) -> DeadlineExceeded:
+    return DeadlineExceeded(
+        f"the turn's deadline_ms of {turn.request.deadline_ms:g} passed before anything was said; nothing is kept"
     )
 
 

@@ -11,11 +11,13 @@ from npc_runtime.daemon.engine_process import EngineDied, EngineMessage, EngineP
 from npc_runtime.engine.commands import (
     AdapterLoaded,
     AdapterLoading,
+    Alive,
     AnyCommand,
     EngineFailed,
     EngineReady,
     EngineSettings,
     EngineStats,
+    Probe,
     TurnDone,
     TurnFailed,
 )
@@ -25,6 +27,9 @@ from npc_runtime.protocol.messages import EngineStatus
 log = logging.getLogger("npc_runtime.daemon")
 
 MAX_FAILED_STARTS = 3
+
+PROBE_SECONDS = 1.0
+STALL_SECONDS = 2.0
 
 State = Literal["starting", "ready", "failed"]
 
@@ -37,12 +42,18 @@ class EngineClient:
         settings: EngineSettings,
         post: Callable[[EngineProcess, EngineMessage], None],
         clock: Callable[[], float],
+        *,
         start_timeout_s: float,
+        stuck_s: float,
     ) -> None:
         self._settings = settings
         self._post = post
         self._clock = clock
         self._start_timeout_s = start_timeout_s
+        self._stuck_s = stuck_s
+        self._probe = 0
+        self._probed_at: float | None = None
+        self._last_probe = self._checked_at = clock()
         self._failed_starts = 0
         self._loading: str | None = None
         self._poisonous: set[str] = set()
@@ -88,6 +99,10 @@ class EngineClient:
                 self._loading = digest
             case AdapterLoaded():
                 self._loading = None
+            case Alive(number, stats):
+                self.stats = stats
+                if number == self._probe:
+                    self._probed_at = None
             case TurnDone() | TurnFailed():
                 self.stats = message.stats
             case EngineDied():
@@ -114,14 +129,39 @@ class EngineClient:
             return
         self.restarts += 1
         self.state = "starting"
+        self._probed_at = None
         self._started = self._clock()
         self._process = EngineProcess(self._settings, self._post)
 
-    def restart_stuck(self) -> None:
-        """End an engine that does not go on; its death is then handled like any other."""
-        log.error("the engine does not go on with its turn; it is ended")
-        if self._process is not None:
+    def check_alive(self) -> None:
+        """Ask a ready engine for a sign of life now and then; one that gives none for too long is ended, and its death
+        handled like any other."""
+        now, before = self._clock(), self._checked_at
+        self._checked_at = now
+        if self.state != "ready" or self._process is None:
+            return
+        if self._probed_at is None:
+            if now - self._last_probe >= min(PROBE_SECONDS, self._stuck_s / 4):
+                self._probe += 1
+                self._probed_at = self._last_probe = now
+                self.send(Probe(self._probe))
+        elif now - before > STALL_SECONDS:
+            # This process itself was stopped (a debugger, a suspended machine): the engine gets its time again.
+            self._probed_at = now
+        elif now - self._probed_at > self._stuck_s:
+            log.error("the engine has given no sign of life for %g s; it is ended", self._stuck_s)
+            self._probed_at = None
             self._process.kill()
+
+    @property
+    def context_tokens(self) -> int:
+        """Tokens of context per conversation; 0 while no engine has been ready yet."""
+        return self.stats.context_tokens if self.stats else 0
+
+    @property
+    def lanes(self) -> int:
+        """How many turns may have begun at once."""
+        return self.stats.lanes if self.stats else 1
 
     def check_start(self) -> None:
         """Give up on an engine that does not get ready in time."""
@@ -142,13 +182,14 @@ class EngineClient:
     def stop(self, timeout_s: float) -> None:
         """End the process for good."""
         process, self._process = self._process, None
-        self.state = "failed"
+        ready, self.state = self.state == "ready", "failed"
         if process is not None:
-            process.stop(timeout_s)
+            process.stop(timeout_s, ready=ready)
 
     def status(self) -> EngineStatus:
         """The wire form."""
-        info, stats = self.info, self.stats
+        info = self.info
+        counters = {name: getattr(self.stats, name, 0) for name in EngineStats.__struct_fields__}
         return EngineStatus(
             state=self.state,
             pid=self.pid,
@@ -157,13 +198,7 @@ class EngineClient:
             model=info.name if info else "",
             model_digest=info.digest if info else "",
             architecture=info.architecture if info else "",
-            context_tokens=stats.context_tokens if stats else 0,
-            lanes=stats.lanes if stats else 0,
-            lanes_bound=stats.lanes_bound if stats else 0,
-            adapters_loaded=stats.adapters_loaded if stats else 0,
-            decode_calls=stats.decode_calls if stats else 0,
-            decoded_tokens=stats.decoded_tokens if stats else 0,
-            adapter_switches=stats.adapter_switches if stats else 0,
+            **counters,
         )
 
 

@@ -19,11 +19,7 @@ from typing import BinaryIO
 import msgpack
 import msgspec
 
-from npc_runtime.engine.commands import AnyCommand, AnyEvent, EngineSettings
-
-OMP_SPINS = "1000000"
-"""How long OpenMP's threads spin before they sleep (libgomp): 96 -> 122 tokens/s of decode with an adapter was measured
-on 2 cores; an endless spin would burn the player's cores."""
+from npc_runtime.engine.commands import AnyCommand, AnyEvent, EngineSettings, Leave
 
 
 @dataclass(frozen=True)
@@ -45,7 +41,9 @@ class EngineProcess:
         self._on_event = on_event
         self._outgoing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._tail: deque[str] = deque(maxlen=20)
-        environment = {"GOMP_SPINCOUNT": OMP_SPINS, "GGML_NO_BACKTRACE": "1", **os.environ}
+        # How long OpenMP's threads spin before they sleep (libgomp): 96 -> 122 tokens/s of decode with an adapter was
+        # measured on 2 cores with a million; an endless spin would burn the player's cores.
+        environment = {"GOMP_SPINCOUNT": str(settings.spin_count), "GGML_NO_BACKTRACE": "1", **os.environ}
         self._process = subprocess.Popen(
             [sys.executable, "-m", "npc_runtime.engine.child"],
             stdin=subprocess.PIPE,
@@ -73,9 +71,13 @@ class EngineProcess:
     def _send(self, fields: object) -> None:
         self._outgoing.put(msgpack.packb(fields))
 
-    def stop(self, timeout_s: float) -> None:
-        """End the process: close its input, and kill it where it does not leave in time."""
-        self._outgoing.put(None)
+    def stop(self, timeout_s: float, *, ready: bool) -> None:
+        """End the process: a ready one may keep its KV on disk first, any other has its input closed. It is killed
+        where it does not leave in time."""
+        if ready:
+            self.send(Leave())
+        else:
+            self._outgoing.put(None)
         try:
             self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:

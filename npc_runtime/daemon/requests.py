@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import msgspec
 import psutil
 
 from npc_runtime import __version__
@@ -31,6 +32,9 @@ from npc_runtime.protocol.messages import (
     Answer,
     CancelTurn,
     CloseSession,
+    Flush,
+    Flushed,
+    GetHistory,
     GetStatus,
     Hello,
     ListPersonas,
@@ -41,6 +45,7 @@ from npc_runtime.protocol.messages import (
     Personas,
     Ping,
     Pong,
+    Prime,
     Problem,
     RemovePersona,
     Request,
@@ -48,6 +53,7 @@ from npc_runtime.protocol.messages import (
     SetAdapterScales,
     StartTurn,
     Status,
+    Warm,
     Welcome,
 )
 
@@ -132,6 +138,13 @@ class Requests:
                 return SessionClosed(reply_to=request.id, session_id=request.session_id)
             case StartTurn():
                 self._dialogue.start_turn(peer.identity, request)
+            case Warm() | Prime():
+                self._dialogue.rehearsals.take(peer.identity, request)
+            case GetHistory():
+                return msgspec.structs.replace(self._dialogue.history(request.session_id), reply_to=request.id)
+            case Flush():
+                self._dialogue.flush(request)
+                return Flushed(reply_to=request.id)
             case CancelTurn():
                 return self._dialogue.cancel_turn(request)
             case AddPersona():
@@ -148,11 +161,11 @@ class Requests:
             case ListPersonas():
                 return Personas(reply_to=request.id, personas=self._persona_infos())
             case RemovePersona():
-                self._dialogue.catalog.entry(request.persona)
+                self._dialogue.voices.catalog.entry(request.persona)
                 self._catalog_thread.submit(RemoveId(request.persona), _Waiting(peer, request))
                 return None
             case SetAdapterScales():
-                persona, adapters = self._dialogue.set_scales(request)
+                persona, adapters = self._dialogue.voices.set_scales(request)
                 return AdapterScalesSet(
                     reply_to=request.id, persona=persona, session_id=request.session_id, adapters=adapters
                 )
@@ -163,7 +176,7 @@ class Requests:
             return False
         if request.persona is None:
             return True
-        entry = self._dialogue.catalog.entries.get(persona_key(request.persona))
+        entry = self._dialogue.voices.catalog.entries.get(persona_key(request.persona))
         return entry is not None and entry.is_current()
 
     def _welcome(self, request: Hello) -> Welcome:
@@ -181,13 +194,28 @@ class Requests:
         return {"starting": "loading", "ready": "ready", "failed": "failed"}[self._engine.state]
 
     def _persona_infos(self) -> tuple[PersonaInfo, ...]:
-        entries = self._dialogue.catalog.entries
-        return tuple(_info(entries[key]) for key in sorted(entries))
+        entries = self._dialogue.voices.catalog.entries
+        return tuple(self._info(entries[key]) for key in sorted(entries))
+
+    def _info(self, entry: CatalogEntry) -> PersonaInfo:
+        error = entry.error or self._dialogue.voices.too_long(entry)
+        return PersonaInfo(
+            id=entry.persona.id,
+            name=entry.persona.name,
+            summary=entry.persona.summary.strip(),
+            source=entry.source,
+            version=entry.version,
+            available=error is None,
+            adapters=scaled_adapters(entry),
+            problem=error.message if error is not None else entry.problem,
+            pinned=entry.persona.pinned,
+            prompt_tokens=self._dialogue.voices.tokens(entry),
+        )
 
     def _status(self, request: GetStatus) -> Status:
         dialogue = self._dialogue
-        entries = dialogue.catalog.entries.values()
-        running = dialogue.turns.running
+        entries = dialogue.voices.catalog.entries.values()
+        active = dialogue.turns.active
         return Status(
             reply_to=request.id,
             state=self._state(),
@@ -201,10 +229,11 @@ class Requests:
             turns_queued=len(dialogue.turns.queue),
             turns_finished=dialogue.finished,
             turns_failed=dialogue.failed,
-            running_turn=running.id if running is not None else None,
+            running_turn=dialogue.first_running,
+            turns_active=len(active),
             personas=len(entries),
             personas_unavailable=sum(entry.error is not None for entry in entries),
-            problems=tuple(Problem(p.file, p.line, p.message, p.since) for p in dialogue.catalog.problems),
+            problems=tuple(Problem(p.file, p.line, p.message, p.since) for p in dialogue.voices.catalog.problems),
             rss_bytes=_rss(os.getpid()) + _rss(self._engine.pid),
             engine=self._engine.status(),
         )
@@ -231,25 +260,14 @@ class Requests:
             return PersonaRemoved(reply_to=request.id, persona=request.persona)
         if result.added is not None:
             persona, replaced = result.added
-            return PersonaAdded(reply_to=request.id, persona=_info(result.catalog.entry(persona.id)), replaced=replaced)
+            return PersonaAdded(
+                reply_to=request.id, persona=self._info(result.catalog.entry(persona.id)), replaced=replaced
+            )
         assert isinstance(request, CatalogRequest)
         return self._handle_known(waiting.peer, request)
 
     def _send(self, peer: Peer, answer: Answer) -> None:
         self._server.send(peer.identity, encode(answer))
-
-
-def _info(entry: CatalogEntry) -> PersonaInfo:
-    return PersonaInfo(
-        id=entry.persona.id,
-        name=entry.persona.name,
-        summary=entry.persona.summary.strip(),
-        source=entry.source,
-        version=entry.version,
-        available=entry.error is None,
-        adapters=scaled_adapters(entry),
-        problem=entry.error.message if entry.error is not None else entry.problem,
-    )
 
 
 def _rss(pid: int | None) -> int:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from npc_runtime.errors import Busy, SessionConflict, UnknownSession
 from npc_runtime.persona import persona_key
-from npc_runtime.prompt import Exchange
+from npc_runtime.prompt import Call, Exchange
 
 
 @dataclass
 class Session:
     """One conversation of one player with one persona.
 
-    ``dropped`` counts the oldest exchanges that no longer go into the prompt; ``scales`` are this session's own.
+    ``dropped`` counts the oldest exchanges that no longer go into the prompt; ``scales`` are this session's own;
+    ``primed`` are the calls in which the line that is being typed was computed so far.
     """
 
     id: str
@@ -23,6 +25,7 @@ class Session:
     exchanges: list[Exchange] = field(default_factory=list)
     dropped: int = 0
     scales: dict[str, float] | None = None
+    primed: tuple[Call, ...] = ()
 
     @property
     def remembered(self) -> tuple[Exchange, ...]:
@@ -43,8 +46,11 @@ class Sessions:
     def __contains__(self, session: Session) -> bool:
         return self._sessions.get(session.id) is session
 
-    def open(self, persona_id: str, session_id: str | None, player: str) -> tuple[Session, bool]:
-        """The session, and whether it was there before. Raises SessionConflict or Busy."""
+    def open(
+        self, persona_id: str, session_id: str | None, player: str, past: Sequence[Exchange] = ()
+    ) -> tuple[Session, bool]:
+        """The session, and whether it was there before; a new one begins with ``past``. Raises SessionConflict or
+        Busy."""
         if session_id is not None and session_id in self._sessions:
             session = self._sessions[session_id]
             if persona_key(session.persona_id) != persona_key(persona_id):
@@ -55,9 +61,13 @@ class Sessions:
             return session, True
         if len(self._sessions) >= self._limit:
             raise Busy(f"{self._limit} sessions are open, as many as max_sessions allows; close some")
-        session = Session(session_id or secrets.token_hex(8), persona_id, " ".join(player.split()) or "Player")
+        session = Session(session_id or secrets.token_hex(8), persona_id, " ".join(player.split()) or "Player", [*past])
         self._sessions[session.id] = session
         return session, False
+
+    def find(self, session_id: str) -> Session | None:
+        """The session, or None."""
+        return self._sessions.get(session_id)
 
     def get(self, session_id: str) -> Session:
         """Raises UnknownSession."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from npc_runtime.catalog import CatalogEntry
 from npc_runtime.daemon.sessions import Session
-from npc_runtime.errors import Busy, TurnConflict
+from npc_runtime.errors import TurnConflict
 from npc_runtime.protocol.messages import AdapterUse, Answer, RequestId, StartTurn
 
 
@@ -19,20 +19,24 @@ class Listener(NamedTuple):
     reply_to: RequestId
 
 
-@dataclass
+@dataclass(eq=False)
 class Turn:
     """One player line and the reply to it.
 
     ``listeners`` are the requests that asked for it (one, and every repetition). ``answers`` are all answers so far, so
     that a repeated request gets them too. ``entry`` and ``adapters`` are fixed when the turn leaves the queue.
     ``files`` tells whether the files behind its persona were looked at. Times are seconds of the daemon's clock; 0
-    means "not yet".
+    means "not yet". ``number`` counts arrivals; ``waiting_since`` is None while the turn is computed; ``promoted``: it
+    has waited too long and goes first.
     """
 
     request: StartTurn
     session: Session
     listeners: list[Listener]
     arrived: float
+    number: int = 0
+    waiting_since: float | None = None
+    promoted: bool = False
     state: Literal["queued", "running", "finished"] = "queued"
     entry: CatalogEntry | None = None
     adapters: tuple[AdapterUse, ...] = ()
@@ -42,10 +46,15 @@ class Turn:
     started_again: bool = False
     files: Literal["not checked", "being read", "current"] = "not checked"
     left_queue: float = 0
-    must_end: float = 0
     first_text: float = 0
     deltas: int = 0
     answers: list[Answer] = field(default_factory=list)
+
+    @property
+    def deadline(self) -> float | None:
+        """When it must have ended, by the daemon's clock."""
+        limit = self.request.deadline_ms
+        return None if limit is None else self.arrived + limit / 1e3
 
     @property
     def id(self) -> str:
@@ -59,21 +68,20 @@ class Turn:
 
 
 class Turns:
-    """The queue, the one running turn, and the finished ones that can still be fetched."""
+    """The queue, the turns that have begun, and the finished ones that can still be fetched."""
 
     def __init__(self, *, max_queued: int, finished_kept: int) -> None:
-        self.queue: deque[Turn] = deque()
-        self.running: Turn | None = None
+        self.queue: list[Turn] = []
+        self.active: list[Turn] = []
         self.finished: OrderedDict[str, Turn] = OrderedDict()
-        self._max_queued = max_queued
+        self.max_queued = max_queued
         self._finished_kept = finished_kept
+        self._arrivals = 0
 
     def find(self, turn_id: str) -> Turn | None:
         """The turn of that id in any state."""
-        if self.running is not None and self.running.id == turn_id:
-            return self.running
-        queued = next((turn for turn in self.queue if turn.id == turn_id), None)
-        return queued or self.finished.get(turn_id)
+        found = next((turn for turn in self.open_turns() if turn.id == turn_id), None)
+        return found or self.finished.get(turn_id)
 
     def repeated(self, request: StartTurn) -> Turn | None:
         """The turn that ``request`` repeats. Raises TurnConflict where the id was used for something else."""
@@ -85,21 +93,28 @@ class Turns:
         return turn
 
     def enqueue(self, turn: Turn) -> None:
-        """Raises Busy where the queue is full."""
-        if len(self.queue) >= self._max_queued:
-            raise Busy(f"{len(self.queue)} turns are waiting, as many as max_queued_turns allows; try again later")
+        """Let it wait."""
+        self._arrivals += 1
+        turn.number = self._arrivals
+        turn.waiting_since = turn.arrived
         self.queue.append(turn)
 
-    def put_back(self, turn: Turn) -> None:
-        """The running turn is the next one again."""
-        self.running = None
-        turn.state = "queued"
-        self.queue.appendleft(turn)
+    def begin(self, turn: Turn, now: float) -> None:
+        """It leaves the queue."""
+        self.queue.remove(turn)
+        self.active.append(turn)
+        turn.state, turn.left_queue = "running", now
+
+    def put_back(self, turn: Turn, now: float) -> None:
+        """It waits again, at its old place."""
+        self.active.remove(turn)
+        turn.state, turn.waiting_since = "queued", now
+        self.queue.append(turn)
 
     def finish(self, turn: Turn) -> None:
         """Move a turn to the finished ones."""
-        if self.running is turn:
-            self.running = None
+        if turn in self.active:
+            self.active.remove(turn)
         elif turn in self.queue:
             self.queue.remove(turn)
         turn.state = "finished"
@@ -108,5 +123,5 @@ class Turns:
             self.finished.popitem(last=False)
 
     def open_turns(self) -> list[Turn]:
-        """The running turn and the queued ones."""
-        return ([self.running] if self.running is not None else []) + list(self.queue)
+        """Those that have begun and those that wait."""
+        return [*self.active, *self.queue]

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from npc_runtime.config import KvType
+from npc_runtime.llama import ContextOptions
 from npc_runtime.sampling import Sampling
 
 Adapter = Any
@@ -32,6 +34,8 @@ class Context(Protocol):
     context_tokens: int
     decode_calls: int
     decoded_tokens: int
+    cuttable: bool
+    """Whether a restored cache can be cut anywhere: not that of a sliding window or of a recurrent model."""
 
     @property
     def adapters(self) -> ActiveSet:
@@ -52,6 +56,14 @@ class Context(Protocol):
 
     def clear(self) -> None:
         """Drop all KV."""
+        ...
+
+    def save(self) -> bytes:
+        """The KV as bytes."""
+        ...
+
+    def restore(self, data: bytes, tokens: int) -> bool:
+        """Replace the KV by a saved one of that many tokens; False, and empty, where it does not fit."""
         ...
 
     def close(self) -> None:
@@ -108,7 +120,11 @@ class Backend(Protocol):
         """Free it; no context may name it any more."""
         ...
 
-    def new_context(self, *, context_tokens: int, chunk_tokens: int, threads: int) -> Context:
+    def kv_bytes_per_token(self, kv_type: KvType) -> int:
+        """Bytes of KV that one token takes."""
+        ...
+
+    def new_context(self, options: ContextOptions) -> Context:
         """A context of its own."""
         ...
 

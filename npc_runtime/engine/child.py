@@ -7,6 +7,7 @@ descriptor 1 itself is pointed at standard error, so that nothing printed by a l
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import queue
@@ -18,11 +19,17 @@ from typing import Any, BinaryIO
 
 import msgpack
 import msgspec
+import psutil
 
 from npc_runtime.base_model import file_digest
 from npc_runtime.engine.commands import AnyCommand, AnyEvent, EngineFailed, EngineSettings
 from npc_runtime.engine.core import EngineCore
 from npc_runtime.errors import EngineUnavailable, NpcError
+
+LOW_PRIORITY = 10
+"""Niceness of an engine that is to leave the cores to the game: it then gets about a tenth of what the game wants."""
+LEAVE_SECONDS = 0.8
+"""How long an engine that was told to leave may write KV to disk."""
 
 log = logging.getLogger("npc_runtime.engine")
 
@@ -47,23 +54,31 @@ def main() -> None:
 
 
 def _load(settings: EngineSettings, out: BinaryIO) -> EngineCore:
-    from npc_runtime.llama import LlamaModel, build_id
+    from npc_runtime.llama import GpuOptions, LlamaModel, build_id
 
+    if settings.low_priority:
+        psutil.Process().nice(getattr(psutil, "BELOW_NORMAL_PRIORITY_CLASS", LOW_PRIORITY))
     path = Path(settings.base_model)
     digest = file_digest(path)
+    gpu = GpuOptions(settings.gpu_layers, settings.gpu_device, settings.gpu_split)
     core = EngineCore(
-        LlamaModel(path), settings, base_digest=digest, build=build_id(), notify=lambda event: _send(out, event)
+        LlamaModel(path, gpu), settings, base_digest=digest, build=build_id(), notify=lambda event: _send(out, event)
     )
     _send(out, core.ready(path.name))
     return core
 
 
 def _serve(core: EngineCore, commands: queue.SimpleQueue[dict[str, Any]], out: BinaryIO) -> None:
-    while True:
-        while not (core.busy and commands.empty()):
-            core.submit(msgspec.convert(commands.get(), AnyCommand))
+    while not core.left:
+        with contextlib.suppress(queue.Empty):
+            wait = core.wait_seconds()
+            while True:
+                core.submit(msgspec.convert(commands.get(wait != 0, wait), AnyCommand))
+                wait = 0
         for event in core.step():
             _send(out, event)
+    core.persist_all(LEAVE_SECONDS)
+    os._exit(0)
 
 
 def _read_commands(commands: queue.SimpleQueue[dict[str, Any]]) -> None:

@@ -1,7 +1,9 @@
 """The engine without a process: commands in, events out, one step at a time.
 
 The backend (model) and the clock are passed in, so this runs in a test, in a tool or in the engine process alike. All
-methods must be called from one thread, the one that owns the model.
+methods must be called from one thread, the one that owns the model. Which turns are computed is said by ``SetRunning``
+(the first that came, where nothing was said); of those, the one that has had the least time goes next. What is computed
+in advance, and copies of KV, wait until no turn can go on.
 """
 
 from __future__ import annotations
@@ -9,36 +11,54 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-from collections import deque
 from collections.abc import Callable
+from pathlib import Path
 
 from npc_runtime.engine.adapters import LoadedAdapters
-from npc_runtime.engine.backend import Backend, Context
+from npc_runtime.engine.backend import ActiveSet, Backend
 from npc_runtime.engine.commands import (
     AdapterLoaded,
     AdapterLoading,
+    Alive,
     AnyCommand,
     AnyEvent,
+    DropKv,
     EngineReady,
     EngineSettings,
     EngineStats,
-    ForgetSession,
     KeepAdapters,
+    Leave,
+    MeasurePersona,
+    PersonaMeasured,
+    Prepare,
+    Probe,
     RunTurn,
+    SetRunning,
+    Spoken,
     StopTurn,
+    TurnDone,
     TurnFailed,
 )
-from npc_runtime.engine.lanes import LanePool
+from npc_runtime.engine.disk_tier import DiskTier, Header
+from npc_runtime.engine.identity import kv_key
+from npc_runtime.engine.kv_cache import KvCache
+from npc_runtime.engine.lanes import Lane, LanePool
+from npc_runtime.engine.plan import Plan, make_plan
+from npc_runtime.engine.preparation import Preparation
+from npc_runtime.engine.snapshot import Snapshot
 from npc_runtime.engine.turn import Steps, TurnRun
-from npc_runtime.errors import DecodeError, InternalError, NpcError
-from npc_runtime.llama import DecodeFailed
-from npc_runtime.prompt import JinjaTemplate, PromptTemplate, TranscriptTemplate
+from npc_runtime.errors import ConfigError, DecodeError, InternalError, NpcError
+from npc_runtime.llama import ContextOptions, DecodeFailed
+from npc_runtime.prompt import Call, Conversation, JinjaTemplate, PromptTemplate, TranscriptTemplate
 
 log = logging.getLogger("npc_runtime.engine")
 
+REST_SECONDS = 1.0
+"""How long no turn must have run before KV is written to disk: in a quick dialogue a write would soon be outdated."""
+
 
 class EngineCore:
-    """Owns the model, its lanes and its loaded adapters; runs one turn at a time.
+    """Owns the model, its lanes and its loaded adapters.
 
     ``notify`` gets events that must be out before the call that follows them (a file is about to be loaded).
     """
@@ -60,109 +80,263 @@ class EngineCore:
         wants_bos = backend.adds_bos or (isinstance(self.template, JinjaTemplate) and self.template.wants_bos)
         self.bos = backend.bos if wants_bos else None
         self.adapters = LoadedAdapters(
-            backend, lambda digest, done: notify(AdapterLoaded(digest) if done else AdapterLoading(digest))
+            backend,
+            lambda digest, done: notify(AdapterLoaded(digest) if done else AdapterLoading(digest)),
+            settings.max_loaded_adapters,
         )
-        self.lanes = LanePool([self._new_context() for _ in range(settings.lanes)])
+        self.lanes = LanePool(
+            [backend.new_context(options(settings)) for _ in range(affordable_lanes(backend, settings))]
+        )
+        disk = DiskTier(Path(settings.kv_dir), settings.disk_bytes) if settings.kv_dir else None
+        self.kv = KvCache(self.lanes, settings.ram_bytes, disk)
         self.context_tokens = self.lanes.lanes[0].context.context_tokens
         self.layout = self._layout(build)
         self.adapter_switches = 0
+        self.left = False
         self._clock = clock
-        self._queue: deque[RunTurn] = deque()
-        self._stopped_early: set[str] = set()
-        self._run: TurnRun | None = None
-        self._steps: Steps = iter(())
+        self._runs: dict[str, tuple[TurnRun, Steps]] = {}
+        self._running: tuple[str, ...] | None = None
+        self._preparations: dict[str, tuple[Preparation, Steps]] = {}
+        self._measures: list[MeasurePersona] = []
+        self._events: list[AnyEvent] = []
         self._keep: frozenset[str] | None = None
-
-    def _new_context(self) -> Context:
-        s = self.settings
-        return self.backend.new_context(context_tokens=s.context_tokens, chunk_tokens=s.chunk_tokens, threads=s.threads)
+        self._next_token_at = 0.0
+        self._rested_at = 0.0
+        self._all_persisted = True
 
     def _layout(self, build: str) -> str:
+        s = self.settings
         template = hashlib.sha256(self.backend.chat_template.encode()).hexdigest()
-        return f"ctx {self.context_tokens}; chunk {self.settings.chunk_tokens}; kv f16; {build}; template {template}"
+        return (
+            f"ctx {self.context_tokens}; chunk {s.chunk_tokens}; kv {s.kv_type}; flash {options(s).flash}; "
+            f"threads {s.threads}/{s.prefill_threads}; gpu {s.gpu_layers}; {build}; template {template}"
+        )
 
-    @property
-    def busy(self) -> bool:
-        """Whether there is a turn to step."""
-        return self._run is not None or bool(self._queue)
+    # Commands
 
     def submit(self, command: AnyCommand) -> None:
-        """Take a command. Turns wait for their time; the others work at once (they never wait for a model call)."""
+        """Take a command. Turns and preparations wait for their time; the others work at once."""
         match command:
             case RunTurn():
-                self._queue.append(command)
+                self._supersede(command.session_id)
+                run = TurnRun(command, self, self._clock)
+                run.used_before = min((other.share for other, _ in self._runs.values()), default=0.0)
+                self._runs[command.turn_id] = run, run.steps()
             case StopTurn(turn_id):
-                self._stop(turn_id)
-            case ForgetSession(session_id):
-                if self._run is not None and self._run.turn.session_id == session_id:
-                    self._run.forgotten = True
-                else:
-                    self.lanes.forget(session_id)
+                if turn_id in self._runs:
+                    self._runs[turn_id][0].cancelled = True
+            case SetRunning(turn_ids):
+                self._running = turn_ids
+            case Prepare():
+                self._supersede(command.session_id)
+                preparation = Preparation(command, self)
+                self._preparations[command.session_id or command.prepare_id] = preparation, preparation.steps()
+            case MeasurePersona():
+                self._measures.append(command)
+            case DropKv():
+                self._drop(command)
             case KeepAdapters(digests):
                 self._keep = frozenset(digests)
                 self._free_adapters()
+            case Probe(number):
+                self._events.append(Alive(number, self.stats()))
+            case Leave():
+                self.left = True
 
-    def _stop(self, turn_id: str) -> None:
-        if self._run is not None and self._run.turn.turn_id == turn_id:
-            self._run.cancelled = True
-        elif any(turn.turn_id == turn_id for turn in self._queue):
-            self._stopped_early.add(turn_id)
+    def _supersede(self, session_id: str) -> None:
+        """A newer preparation or a turn takes the place of the session's preparation."""
+        if session_id and session_id in self._preparations:
+            preparation, _ = self._preparations.pop(session_id)
+            self._events.append(preparation.ended(superseded=True))
+
+    def _drop(self, command: DropKv) -> None:
+        def matches(what: Lane | Snapshot | Header | RunTurn) -> bool:
+            return command.session_id in ("", what.session_id) and command.persona_id in ("", what.persona_id)
+
+        if command.session_id:
+            self._supersede(command.session_id)
+        for run, _ in self._runs.values():
+            run.forgotten = run.forgotten or matches(run.turn)
+        self.kv.drop(matches)
 
     def _free_adapters(self) -> None:
-        if not self.busy and self._keep is not None:
-            self.adapters.release(self._keep, self.lanes.unbind)
-            self._keep = None
+        if self._keep is not None:
+            self.adapters.release(self._keep | self._leased(), self.lanes.unbind)
+
+    def _leased(self) -> frozenset[str]:
+        """The adapters of the turns that have begun."""
+        return frozenset(source.digest for run, _ in self._runs.values() for source in run.turn.adapters)
+
+    # Steps
+
+    @property
+    def busy(self) -> bool:
+        """Whether there is a turn."""
+        return bool(self._runs)
+
+    def wait_seconds(self) -> float | None:
+        """How long until ``step`` has something to do: 0 now; None: not before another command."""
+        if self._events or self._ending() is not None:
+            return 0.0
+        if (run := self._next_run()) is not None:
+            return max(0.0, self._next_token_at - self._clock()) if run.wants_token else 0.0
+        if self._runs:
+            return None
+        if self._preparations or self._measures or self.kv.has_chore():
+            return 0.0
+        return None if self._all_persisted else max(0.0, self._rested_at - self._clock())
 
     def step(self) -> list[AnyEvent]:
-        """Advance the running turn by one step (starting the next one where none runs)."""
-        if self._run is None:
-            if not self._queue:
-                return []
-            self._begin(self._queue.popleft())
+        """Do the next piece of work: events that wait, a step of a turn, or something for which there is idle time."""
+        if self._events:
+            events, self._events = self._events, []
+            return events
+        run = self._ending() or self._next_run()
+        if run is not None:
+            return self._step_turn(run)
+        return [] if self._runs else self._use_idle_time()
+
+    def _ending(self) -> TurnRun | None:
+        return next((run for run, _ in self._runs.values() if run.must_end), None)
+
+    def _next_run(self) -> TurnRun | None:
+        """Of the turns that are to run, the one that has had the least time."""
+        if self._running is None:
+            return next((run for run, _ in self._runs.values()), None)
+        chosen = [self._runs[turn_id][0] for turn_id in self._running if turn_id in self._runs]
+        return min(chosen, key=lambda run: run.share, default=None)
+
+    def _step_turn(self, run: TurnRun) -> list[AnyEvent]:
+        began = self._clock()
         try:
-            return next(self._steps)
-        except StopIteration:
-            self._end()
-            return []
+            events = next(self._runs[run.turn.turn_id][1])
+            if events and isinstance(events[-1], TurnDone):
+                self._end(run)
+            return events
         except NpcError as error:
-            return self._fail(error)
+            return self._fail(run, error)
         except DecodeFailed as error:
-            return self._fail(DecodeError(f"{error}; the conversation is computed anew at its next turn"))
+            return self._fail(run, DecodeError(f"{error}; the conversation is computed anew at its next turn"))
         except Exception as error:
             log.exception("turn failed")
-            return self._fail(InternalError(f"the engine failed inside a turn ({type(error).__name__}); see its log"))
+            text = f"the engine failed inside a turn ({type(error).__name__}); see its log"
+            return self._fail(run, InternalError(text))
+        finally:
+            took = self._clock() - began
+            run.used += took
+            for other, _ in self._runs.values():
+                other.waited += took if other is not run else 0.0
+            if run.wants_token and self.settings.max_tokens_per_second:
+                self._next_token_at = max(self._next_token_at, began) + 1 / self.settings.max_tokens_per_second
 
-    def _begin(self, turn: RunTurn) -> None:
-        self._run = TurnRun(turn, self, self._clock)
-        self._run.cancelled = turn.turn_id in self._stopped_early
-        self._stopped_early.discard(turn.turn_id)
-        self._steps = self._run.steps()
-
-    def _fail(self, error: NpcError) -> list[AnyEvent]:
-        run = self._run
-        assert run is not None
+    def _fail(self, run: TurnRun, error: NpcError) -> list[AnyEvent]:
         if run.lane is not None:
             run.lane.release()
-        self._end()
+        self._end(run)
         return [TurnFailed(turn_id=run.turn.turn_id, code=error.code, message=error.message, stats=self.stats())]
 
-    def _end(self) -> None:
-        run, self._run, self._steps = self._run, None, iter(())
-        if run is not None and run.forgotten:
-            self.lanes.forget(run.turn.session_id)
+    def _end(self, run: TurnRun) -> None:
+        del self._runs[run.turn.turn_id]
+        if run.lane is not None:
+            run.lane.held = False
+            if run.forgotten:
+                run.lane.release()
         self._free_adapters()
+        self._rested_at = self._clock() + REST_SECONDS
+        self._all_persisted = self.kv.disk is None
+
+    def _use_idle_time(self) -> list[AnyEvent]:
+        if self._measures:
+            measure = self._measures.pop(0)
+            plan = self.plan(measure.conversation)
+            return [PersonaMeasured(measure.version, sum(map(len, plan.calls[: plan.persona])))]
+        if self._preparations:
+            name = next(iter(self._preparations))
+            return self._step_preparation(name, *self._preparations[name])
+        if not self.kv.chore() and self._clock() >= self._rested_at:
+            self._all_persisted = not self.kv.persist()
+        return []
+
+    def _step_preparation(self, name: str, preparation: Preparation, steps: Steps) -> list[AnyEvent]:
+        try:
+            events = next(steps)
+            if events:
+                self._forget_preparation(name)
+            return events
+        except (NpcError, DecodeFailed) as error:
+            code = error.code if isinstance(error, NpcError) else DecodeError.code
+            self._forget_preparation(name)
+            for lane in self.lanes:
+                if not lane.held and lane.session_id == preparation.command.session_id:
+                    lane.release()
+            return [preparation.ended(code=code, error=str(error))]
+
+    def _forget_preparation(self, name: str) -> None:
+        del self._preparations[name]
+        self._rested_at = self._clock() + REST_SECONDS
+        self._all_persisted = self.kv.disk is None
+
+    def persist_all(self, timeout_s: float) -> None:
+        """Write to disk what is not there yet; gives up after ``timeout_s``."""
+        if self.kv.disk is None:
+            return
+        until = self._clock() + timeout_s
+        while self._clock() < until:
+            if not self.kv.persist() and self.kv.disk.flush(max(0.0, until - self._clock())):
+                if self.kv.persist():
+                    continue
+                return
+
+    # What turns and preparations use
+
+    def plan(self, conversation: Conversation) -> Plan:
+        """The decode calls of a conversation's prompt."""
+        segments = self.template.render(conversation)
+        return make_plan(segments, self.backend, bos=self.bos, chunk_tokens=self.settings.chunk_tokens)
+
+    def chunks(self, tokens: Call) -> list[Call]:
+        """Tokens as calls of the usual size."""
+        size = self.settings.chunk_tokens
+        return [tokens[start : start + size] for start in range(0, len(tokens), size)]
+
+    def place(self, spoken: Spoken) -> tuple[Lane, str, ActiveSet]:
+        """A lane for the conversation, bound to its adapters; and its KV key."""
+        adapters = self.adapters.active_set(spoken.adapters, self._leased(), self.lanes.unbind)
+        key = kv_key(self.base_digest, spoken.adapters, self.layout)
+        lane = self.kv.place(spoken.session_id, spoken.persona_id, key, adapters, pinned=spoken.pinned)
+        if lane.bind(adapters):
+            self.adapter_switches += 1
+        return lane, key, adapters
+
+    def kept_prefix(self, lane: Lane, plan: Plan) -> None:
+        """A call was decoded: where it was the last of the persona's fixed part, a copy is kept."""
+        if len(lane.calls) == plan.persona:
+            self.kv.keep_prefix(lane)
 
     def stats(self) -> EngineStats:
         """The counters now."""
-        contexts = [lane.context for lane in self.lanes.lanes]
+        contexts = [lane.context for lane in self.lanes]
+        ram, disk, per_token = self.kv.ram, self.kv.disk, self.backend.kv_bytes_per_token(self.settings.kv_type)
         return EngineStats(
             lanes=len(contexts),
             lanes_bound=self.lanes.bound,
+            context_tokens=self.context_tokens,
+            kv_bytes=len(contexts) * self.context_tokens * per_token,
+            kv_bytes_per_token=per_token,
+            ram_bytes=ram.bytes,
+            ram_snapshots=len(ram),
+            disk_bytes=disk.bytes if disk else 0,
+            disk_snapshots=len(disk) if disk else 0,
+            kv_files_dropped=disk.dropped if disk else 0,
+            evictions=self.kv.evictions,
+            restored_resident=self.kv.restored["resident"],
+            restored_ram=self.kv.restored["ram"],
+            restored_disk=self.kv.restored["disk"],
             adapters_loaded=len(self.adapters),
+            adapter_loads=self.adapters.loads,
+            adapter_switches=self.adapter_switches,
             decode_calls=sum(context.decode_calls for context in contexts),
             decoded_tokens=sum(context.decoded_tokens for context in contexts),
-            adapter_switches=self.adapter_switches,
-            context_tokens=self.context_tokens,
         )
 
     def ready(self, name: str) -> EngineReady:
@@ -174,6 +348,33 @@ class EngineCore:
             template=type(self.template).__name__,
             stats=self.stats(),
         )
+
+
+def options(settings: EngineSettings) -> ContextOptions:
+    """The part of the settings that concerns a context."""
+    return ContextOptions(
+        context_tokens=settings.context_tokens,
+        chunk_tokens=settings.chunk_tokens,
+        threads=settings.threads,
+        prefill_threads=settings.prefill_threads,
+        kv_type=settings.kv_type,
+        flash_attention=settings.flash_attention,
+        on_gpu=settings.gpu_layers != 0,
+    )
+
+
+def affordable_lanes(backend: Backend, settings: EngineSettings) -> int:
+    """As many lanes as the settings ask for and the KV memory allows. Raises ConfigError where it allows none."""
+    one = settings.context_tokens * backend.kv_bytes_per_token(settings.kv_type)
+    count = min(settings.lanes, settings.kv_bytes // max(1, one))
+    if count < 1:
+        raise ConfigError(
+            f"a lane of {settings.context_tokens} tokens takes {one / 2**20:.0f} MiB of KV; kv_memory_mb allows "
+            f"{settings.kv_bytes / 2**20:.0f}; raise it, lower context_tokens, or set kv_type to q8_0"
+        )
+    if count < settings.lanes:
+        log.warning("kv_memory_mb allows %d lanes of the %d that are configured", count, settings.lanes)
+    return count
 
 
 def choose_template(backend: Backend) -> PromptTemplate:

@@ -1,25 +1,30 @@
 """Lanes: contexts over one model, each bound to one adapter set and holding one conversation.
 
 A lane's KV is described by its key (see ``identity.py``) and by the decode calls that computed it. It is used again
-only for the same session under the same key, and only up to the first call that differs. The least recently used lane
-is bound anew when all are taken.
+only under the same key, and only up to the first call that differs. A lane is held while a turn runs in it; of the
+others, the one that was used the longest time ago is bound anew when all are taken, a pinned persona's last of all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from npc_runtime.engine.backend import ActiveSet, Context
-from npc_runtime.engine.plan import Call, count_tokens, shared_calls
+from npc_runtime.engine.plan import count_tokens, shared_calls
+from npc_runtime.engine.snapshot import Snapshot
+from npc_runtime.prompt import Call
 
 
 class Lane:
-    """One context and what its KV cache holds."""
+    """One context and what its KV cache holds. ``session_id`` is empty where it is a persona's fixed part only."""
 
     def __init__(self, context: Context) -> None:
         self.context = context
         self.session_id = ""
+        self.persona_id = ""
         self.key = ""
+        self.pinned = False
+        self.held = False
         self.calls: list[Call] = []
         self.last_used = 0
 
@@ -28,17 +33,18 @@ class Lane:
         """Tokens in the KV cache."""
         return count_tokens(self.calls)
 
-    def assign(self, session_id: str, key: str) -> None:
+    def assign(self, session_id: str, key: str, persona_id: str = "", *, pinned: bool = False) -> None:
         """Give the lane to a conversation; KV of any other is dropped."""
         if (self.session_id, self.key) != (session_id, key):
             self.release()
-            self.session_id, self.key = session_id, key
+        self.session_id, self.key, self.persona_id, self.pinned = session_id, key, persona_id, pinned
 
     def release(self) -> None:
         """Forget the conversation and its KV."""
         self.context.clear()
         self.calls.clear()
-        self.session_id = self.key = ""
+        self.session_id = self.key = self.persona_id = ""
+        self.pinned = False
 
     def bind(self, adapters: ActiveSet) -> bool:
         """Make ``adapters`` the lane's set. True where that was a change (llama.cpp then plans its graphs anew)."""
@@ -52,15 +58,18 @@ class Lane:
 
         The last call is always left to be decoded again: its logits are wanted.
         """
-        shared = min(shared_calls(self.calls, calls), len(calls) - 1)
-        if shared < len(self.calls):
-            position = count_tokens(self.calls[:shared])
-            if self.context.truncate(position):
-                del self.calls[shared:]
-            else:
-                self.context.clear()
-                self.calls.clear()
+        self.cut(min(shared_calls(self.calls, calls), len(calls) - 1))
         return self.position
+
+    def cut(self, count: int) -> None:
+        """Keep the first ``count`` calls; where the cache cannot be cut there, nothing."""
+        if count >= len(self.calls):
+            return
+        if self.context.truncate(count_tokens(self.calls[:count])):
+            del self.calls[count:]
+        else:
+            self.context.clear()
+            self.calls.clear()
 
     def decode(self, call: Call, adapters: ActiveSet, *, want_logits: bool) -> None:
         """Compute one call at the end of the KV. ``adapters`` is asserted to be active, on every call."""
@@ -68,6 +77,18 @@ class Lane:
             raise AssertionError("the lane's active adapters are not the turn's")
         self.context.decode(call, self.position, want_logits=want_logits)
         self.calls.append(call)
+
+    def snapshot(self) -> Snapshot:
+        """A copy of the KV."""
+        return Snapshot(self.key, self.session_id, self.persona_id, tuple(self.calls), self.context.save(), self.pinned)
+
+    def restore(self, calls: Sequence[Call], data: bytes) -> bool:
+        """Take the KV of ``calls`` from ``data``. False, and nothing held, where it is not taken."""
+        self.calls.clear()
+        if not self.context.restore(data, count_tokens(calls)):
+            return False
+        self.calls.extend(calls)
+        return True
 
 
 class LanePool:
@@ -77,36 +98,43 @@ class LanePool:
         self.lanes = [Lane(context) for context in contexts]
         self._clock = 0
 
-    def take(self, session_id: str, key: str, adapters: ActiveSet) -> Lane:
-        """The session's lane under ``key``, else a free one (best with the same adapters), else the one that was
-        used the longest time ago."""
-        lane = self._find(session_id, key) or self._free(adapters) or min(self.lanes, key=lambda lane: lane.last_used)
-        lane.assign(session_id, key)
+    def __iter__(self) -> Iterator[Lane]:
+        return iter(self.lanes)
+
+    def find(self, session_id: str, key: str) -> Lane | None:
+        """The lane that holds this conversation under this key."""
+        return next((lane for lane in self.lanes if (lane.session_id, lane.key) == (session_id, key)), None)
+
+    def choose(self, adapters: ActiveSet) -> Lane | None:
+        """The lane for a conversation that has none: a free one (best with the same adapters), else the one to evict.
+
+        None where all are held.
+        """
+        free = [lane for lane in self.lanes if not lane.key]
+        if free:
+            return next((lane for lane in free if lane.context.adapters == adapters), free[0])
+        return self.next_evicted()
+
+    def next_evicted(self) -> Lane | None:
+        """The taken lane that would go first; None where a lane is free or all are held."""
+        if any(not lane.key for lane in self.lanes):
+            return None
+        idle = [lane for lane in self.lanes if not lane.held]
+        return min(idle, key=lambda lane: (lane.pinned, lane.last_used), default=None)
+
+    def touch(self, lane: Lane) -> None:
+        """Count a use of the lane."""
         self._clock += 1
         lane.last_used = self._clock
-        return lane
-
-    def forget(self, session_id: str) -> None:
-        """Release every lane of a session."""
-        for lane in self.lanes:
-            if lane.session_id == session_id:
-                lane.release()
 
     def unbind(self, adapter: object) -> None:
-        """Take an adapter out of every lane that names it, so that it can be freed."""
+        """Take an adapter out of every lane that names it, so that it can be freed. The KV stays: it is known by the
+        adapter's content, not by the loaded copy."""
         for lane in self.lanes:
             if any(used is adapter for used, _ in lane.context.adapters):
-                lane.release()
                 lane.bind(())
 
     @property
     def bound(self) -> int:
-        """Lanes that hold a conversation."""
-        return sum(1 for lane in self.lanes if lane.session_id)
-
-    def _find(self, session_id: str, key: str) -> Lane | None:
-        return next((lane for lane in self.lanes if (lane.session_id, lane.key) == (session_id, key)), None)
-
-    def _free(self, adapters: ActiveSet) -> Lane | None:
-        free = [lane for lane in self.lanes if not lane.session_id]
-        return next((lane for lane in free if lane.context.adapters == adapters), free[0] if free else None)
+        """Lanes that hold something."""
+        return sum(1 for lane in self.lanes if lane.key)

@@ -1,8 +1,10 @@
 """Which tokens a prompt is, and in which decode calls they are computed.
 
-A call's size is a function of the conversation alone: replies are decoded token by token (as they were generated), all
-else in chunks of a fixed size that begin anew after the persona's fixed part and after every reply. So KV that is
-computed again after an eviction or a restart has the same bits as the first time.
+A call's size is a function of the conversation alone: replies are decoded token by token (as they were generated),
+all else in chunks of a fixed size that begin anew after the persona's fixed part, after every reply, and where the
+player's line begins. A line that was computed while it was still being typed keeps the calls it was computed in; they
+are part of the conversation from then on. So KV that is computed again after an eviction or a restart has the same
+bits as the first time.
 """
 
 from __future__ import annotations
@@ -11,49 +13,109 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from npc_runtime.engine.backend import Backend
-from npc_runtime.prompt import Segment
-
-Call = tuple[int, ...]
+from npc_runtime.prompt import Call, Segment
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The decode calls of a whole prompt from position 0. ``history_tokens`` come before the newest player line."""
+    """The decode calls of a whole prompt from position 0.
+
+    The first ``persona`` of them are the persona's fixed part, the first ``history`` all that comes before the newest
+    player line, whose own tokens are ``line``.
+    """
 
     calls: tuple[Call, ...]
-    history_tokens: int
+    persona: int
+    history: int
+    line: Call
 
     @property
     def tokens(self) -> int:
         """Tokens of the whole prompt."""
         return count_tokens(self.calls)
 
+    @property
+    def history_tokens(self) -> int:
+        """Tokens before the newest player line."""
+        return count_tokens(self.calls[: self.history])
+
+    @property
+    def line_cuts(self) -> tuple[int, ...]:
+        """The sizes of the calls in which the newest line is computed."""
+        return tuple(len(call) for call in self.calls[self.history :])
+
+
+class _Calls:
+    """Collects tokens into calls."""
+
+    def __init__(self, chunk_tokens: int) -> None:
+        self.calls: list[Call] = []
+        self.block: list[int] = []
+        self._cuts: tuple[int, ...] = ()
+        self._primed: tuple[Call, ...] = ()
+        self._chunk_tokens = chunk_tokens
+
+    def begin(self, segment: Segment) -> None:
+        """Begin a block that is computed as ``segment`` says."""
+        self.close()
+        self._cuts, self._primed = segment.cuts, segment.primed
+
+    def close(self) -> None:
+        """The block so far becomes calls."""
+        block, at = tuple(self.block), 0
+        for size in self._known_sizes(block):
+            self.calls.append(block[at : at + size])
+            at += size
+        self.calls.extend(
+            block[start : start + self._chunk_tokens] for start in range(at, len(block), self._chunk_tokens)
+        )
+        self.block.clear()
+        self._cuts = self._primed = ()
+
+    def _known_sizes(self, block: Call) -> list[int]:
+        sizes: list[int] = []
+        at = 0
+        for size in self._cuts:
+            if not 0 < size <= min(self._chunk_tokens, len(block) - at):
+                return sizes
+            sizes.append(size)
+            at += size
+        for call in self._primed:
+            if not call or len(call) > self._chunk_tokens or block[at : at + len(call)] != call:
+                return sizes
+            sizes.append(len(call))
+            at += len(call)
+        return sizes
+
 
 def make_plan(segments: Sequence[Segment], backend: Backend, *, bos: int | None, chunk_tokens: int) -> Plan:
     """The plan of a prompt; ``bos`` goes in front where the model wants it."""
-    calls: list[Call] = []
-    block: list[int] = [] if bos is None else [bos]
-
-    def close_block() -> None:
-        calls.extend(tuple(block[at : at + chunk_tokens]) for at in range(0, len(block), chunk_tokens))
-        block.clear()
-
+    out = _Calls(chunk_tokens)
+    persona = history = 0
+    line: Call = ()
+    if bos is not None:
+        out.block.append(bos)
     for segment in segments:
+        if segment.begins_line:
+            out.begin(segment)
+            history = len(out.calls)
         if segment.tokens:
-            close_block()
-            calls.extend((token,) for token in segment.tokens)
+            out.close()
+            out.calls.extend((token,) for token in segment.tokens)
         if segment.text:
-            block.extend(backend.tokenize(segment.text, special=segment.special))
+            tokens = backend.tokenize(segment.text, special=segment.special)
+            out.block.extend(tokens)
+            line = tuple(tokens) if segment.begins_line else line
         if segment.ends_block:
-            close_block()
-    history_tokens = count_tokens(calls)
-    close_block()
-    return Plan(tuple(calls), history_tokens)
+            out.close()
+            persona = persona or len(out.calls)
+    out.close()
+    return Plan(tuple(out.calls), persona, history, line)
 
 
 def count_tokens(calls: Sequence[Call]) -> int:
     """How many tokens the calls decode."""
-    return sum(len(call) for call in calls)
+    return sum(map(len, calls))
 
 
 def shared_calls(have: Sequence[Call], want: Sequence[Call]) -> int:

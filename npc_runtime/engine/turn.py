@@ -1,7 +1,7 @@
 """One turn inside the engine: from the conversation to the reply, step by step.
 
-A step is one decode call. Between two steps the engine looks at its commands, so a cancel takes effect within one step
-and nothing else ever runs inside a step.
+A step is one decode call. Between two steps the engine looks at its commands and may let another turn go first, so a
+cancel takes effect within one step, and nothing else ever runs inside a step.
 """
 
 from __future__ import annotations
@@ -10,14 +10,16 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from npc_runtime.engine.backend import ActiveSet
 from npc_runtime.engine.commands import AnyEvent, ReplyDelta, RunTurn, TurnBegan, TurnDone
-from npc_runtime.engine.identity import kv_key
 from npc_runtime.engine.lanes import Lane
-from npc_runtime.engine.plan import Call, Plan, make_plan
+from npc_runtime.engine.plan import Plan
 from npc_runtime.engine.repetition import is_looping
 from npc_runtime.engine.reply_text import ReplyText
-from npc_runtime.prompt import Conversation, fit
+from npc_runtime.errors import ContentFault
+from npc_runtime.prompt import Conversation, Exchange, fit
 from npc_runtime.protocol.messages import FinishReason
 
 if TYPE_CHECKING:
@@ -25,6 +27,9 @@ if TYPE_CHECKING:
 
 Events = list[AnyEvent]
 Steps = Iterator[Events]
+
+LINE_SHARE = 8
+"""A player line of up to an eighth of the context is expected: for it, room is made before it comes."""
 
 RETRY_MIN_TOKENS = 4
 """An empty reply is tried once more with the end tokens barred for this many draws."""
@@ -42,34 +47,58 @@ class Reply:
 
 
 class TurnRun:
-    """The running turn. ``steps`` is the whole of it; setting ``cancelled`` ends it at the next step.
+    """One turn that has begun. ``steps`` is the whole of it; setting ``cancelled`` ends it at the next step.
 
-    ``forgotten``: its session was closed meanwhile; what is kept for it goes when the turn has ended.
+    ``forgotten``: its KV is to be dropped when it has ended. ``used`` is the time its own steps took, in
+    seconds, ``waited`` the time that the steps of other turns took;
+    ``share`` the same, counted as if it had begun with the others that run.
+    ``wants_token`` is true where its next step draws a token of the reply.
     """
 
     def __init__(self, turn: RunTurn, core: EngineCore, clock: Callable[[], float]) -> None:
         self.turn = turn
         self.cancelled = False
         self.forgotten = False
+        self.used = 0.0
+        self.used_before = 0.0
+        self.waited = 0.0
+        self.wants_token = False
         self.lane: Lane | None = None
         self._core = core
         self._clock = clock
-        self._deadline = clock() + turn.max_seconds
+        self._deadline = None if turn.deadline_seconds is None else clock() + turn.deadline_seconds
+
+    @property
+    def share(self) -> float:
+        """What is compared between turns that run side by side."""
+        return self.used_before + self.used
+
+    @property
+    def must_end(self) -> bool:
+        """Whether its next step ends it, even while other turns have precedence."""
+        return self.cancelled or self._out_of_time()
+
+    def _out_of_time(self) -> bool:
+        late = self._deadline is not None and self._clock() >= self._deadline
+        return late or self.used >= self.turn.max_seconds
 
     def steps(self) -> Steps:
         """Run the turn; every item is one step's events."""
-        turn, clock, began = self.turn, self._clock, self._clock()
-        adapters = self._core.adapters.active_set(turn.adapters)
+        turn, core, clock, began = self.turn, self._core, self._clock, self._clock()
         conversation, dropped = self._fit()
-        plan = self._plan(conversation)
-        lane = self._take_lane(adapters)
-        reused = lane.keep_shared(plan.calls)
+        plan = core.plan(conversation)
+        self.lane, _, adapters = core.place(turn)
+        lane = self.lane
+        lane.held = True
         switched = clock()
+        reused_from, reused = core.kv.fill(lane, plan.calls)
+        restored = clock()
         yield [TurnBegan(turn.turn_id)]
 
-        yield from self._prefill(lane, plan.calls, adapters)
-        prefilled = clock()
-        reply = yield from self._answer(lane, plan.calls, adapters)
+        before = self.used
+        yield from self._prefill(lane, plan, adapters)
+        prefilled = self.used
+        reply = yield from self._answer(lane, plan, adapters)
         yield [
             TurnDone(
                 turn_id=turn.turn_id,
@@ -77,56 +106,73 @@ class TurnRun:
                 finish_reason=reply.reason,
                 tokens=reply.tokens,
                 rest=reply.rest,
+                cuts=plan.line_cuts,
                 prompt_tokens=plan.tokens,
                 reused_tokens=reused,
+                reused_from=reused_from,
                 generated_tokens=reply.generated,
                 dropped_exchanges=dropped,
+                drop_next=self._drop_next(conversation, reply, plan.line_cuts),
                 rebuilt=bool(conversation.exchanges) and reused < plan.history_tokens,
                 switch_ms=(switched - began) * 1e3,
-                prefill_ms=(prefilled - switched) * 1e3,
-                decode_ms=(clock() - prefilled) * 1e3,
-                stats=self._core.stats(),
+                restore_ms=(restored - switched) * 1e3,
+                prefill_ms=(prefilled - before) * 1e3,
+                decode_ms=(self.used - prefilled) * 1e3,
+                waited_ms=self.waited * 1e3,
+                stats=core.stats(),
             )
         ]
 
+    @property
+    def _reserve(self) -> int:
+        return min(self.turn.max_tokens, self._core.context_tokens // 4)
+
     def _fit(self) -> tuple[Conversation, int]:
-        context = self._core.context_tokens
-        reserve = min(self.turn.max_tokens, context // 4)
+        core = self._core
         return fit(
             self.turn.conversation,
-            lambda conversation: self._plan(conversation).tokens,
-            context_tokens=context,
-            reserve=reserve,
+            lambda conversation: core.plan(conversation).tokens,
+            context_tokens=core.context_tokens,
+            reserve=self._reserve,
         )
 
-    def _plan(self, conversation: Conversation) -> Plan:
-        core = self._core
-        segments = core.template.render(conversation)
-        return make_plan(segments, core.backend, bos=core.bos, chunk_tokens=core.settings.chunk_tokens)
+    def _drop_next(self, conversation: Conversation, reply: Reply, cuts: tuple[int, ...]) -> int:
+        """How many exchanges the next prompt has to leave out if its line has a usual length.
 
-    def _take_lane(self, adapters: ActiveSet) -> Lane:
+        Decided now, from the conversation alone, so that what changes can be computed before the player speaks.
+        """
+        exchange = Exchange(conversation.line, reply.text, reply.tokens, reply.rest, cuts)
+        upcoming = msgspec.structs.replace(
+            conversation, exchanges=(*conversation.exchanges, exchange), line="", primed=()
+        )
         core = self._core
-        key = kv_key(core.base_digest, self.turn.adapters, core.layout)
-        self.lane = lane = core.lanes.take(self.turn.session_id, key, adapters)
-        if lane.bind(adapters):
-            core.adapter_switches += 1
-        return lane
+        try:
+            _, dropped = fit(
+                upcoming,
+                lambda conversation: core.plan(conversation).tokens,
+                context_tokens=core.context_tokens,
+                reserve=self._reserve + core.context_tokens // LINE_SHARE,
+            )
+        except ContentFault:
+            return 0  # the persona leaves no room for a line of that length: a shorter one may still fit
+        return dropped
 
-    def _prefill(self, lane: Lane, calls: tuple[Call, ...], adapters: ActiveSet) -> Steps:
-        done = len(lane.calls)
-        for index in range(done, len(calls)):
-            if self.cancelled or self._clock() >= self._deadline:
+    def _prefill(self, lane: Lane, plan: Plan, adapters: ActiveSet) -> Steps:
+        calls = plan.calls
+        for index in range(len(lane.calls), len(calls)):
+            if self.must_end:
                 return
             lane.decode(calls[index], adapters, want_logits=index == len(calls) - 1)
+            self._core.kept_prefix(lane, plan)
             yield []
 
-    def _answer(self, lane: Lane, calls: tuple[Call, ...], adapters: ActiveSet) -> Generator[Events, None, Reply]:
+    def _answer(self, lane: Lane, plan: Plan, adapters: ActiveSet) -> Generator[Events, None, Reply]:
         """The reply; where the first attempt says nothing, a second one that may not end at once."""
         reply = yield from self._attempt(lane, adapters, self.turn.min_tokens, 0)
         if reply.text or reply.reason in ("cancelled", "time"):
             return reply
-        lane.keep_shared(calls)
-        yield from self._prefill(lane, calls, adapters)
+        lane.keep_shared(plan.calls)
+        yield from self._prefill(lane, plan, adapters)
         again = yield from self._attempt(lane, adapters, max(self.turn.min_tokens, RETRY_MIN_TOKENS), 1)
         again.generated += reply.generated
         return again
@@ -140,6 +186,7 @@ class TurnRun:
         )
         tokens: list[int] = []
         pieces: list[bytes] = []
+        self.wants_token = True
         try:
             while (reason := self._why_end(tokens, lane)) is None:
                 token = sampler.sample(lane.context)
@@ -152,10 +199,13 @@ class TurnRun:
                 if said.stopped:
                     reason = "stop"
                     break
-                # The token is decoded even where it is the last one: the next turn then finds the whole reply.
-                lane.decode((token,), adapters, want_logits=True)
+                # Said first, decoded then: the player need not wait for what only the next token needs. It is decoded
+                # even where it is the last one, so that the next turn finds the whole reply.
                 yield [ReplyDelta(turn.turn_id, delta)] if delta else []
+                if not self.must_end:
+                    lane.decode((token,), adapters, want_logits=True)
         finally:
+            self.wants_token = False
             sampler.close()
         if tail := said.finish():
             yield [ReplyDelta(turn.turn_id, tail)]
@@ -165,7 +215,7 @@ class TurnRun:
     def _why_end(self, tokens: list[int], lane: Lane) -> FinishReason | None:
         if self.cancelled:
             return "cancelled"
-        if self._clock() >= self._deadline:
+        if self._out_of_time():
             return "time"
         if len(tokens) >= self.turn.max_tokens or lane.position >= self._core.context_tokens:
             return "length"

@@ -1,8 +1,17 @@
 """llama.cpp: model, contexts, adapters, samplers. Nothing outside this package imports ``llama_cpp``."""
 
-from npc_runtime.llama.context import DecodeFailed, LlamaContext
+from npc_runtime.llama.context import ContextOptions, DecodeFailed, LlamaContext
 from npc_runtime.llama.library import build_id
-from npc_runtime.llama.model import LlamaAdapter, LlamaModel
+from npc_runtime.llama.model import GpuOptions, LlamaAdapter, LlamaModel
 from npc_runtime.llama.sampler import LlamaSampler
 
-__all__ = ["DecodeFailed", "LlamaAdapter", "LlamaContext", "LlamaModel", "LlamaSampler", "build_id"]
+__all__ = [
+    "ContextOptions",
+    "DecodeFailed",
+    "GpuOptions",
+    "LlamaAdapter",
+    "LlamaContext",
+    "LlamaModel",
+    "LlamaSampler",
+    "build_id",
+]

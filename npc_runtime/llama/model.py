@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+from npc_runtime.config import GpuSplit, KvType
 from npc_runtime.errors import AdapterInvalid, ConfigError
-from npc_runtime.llama.context import LlamaContext
+from npc_runtime.llama.context import KV_BITS, ContextOptions, LlamaContext
 from npc_runtime.llama.library import captured_log, lib, reason
 from npc_runtime.llama.sampler import LlamaSampler
 from npc_runtime.sampling import Sampling
 
 _RESERVED = lib.LLAMA_TOKEN_ATTR_CONTROL | lib.LLAMA_TOKEN_ATTR_USER_DEFINED | lib.LLAMA_TOKEN_ATTR_UNKNOWN
+
+
+_SPLITS = {
+    "none": lib.LLAMA_SPLIT_MODE_NONE,
+    "layer": lib.LLAMA_SPLIT_MODE_LAYER,
+    "row": lib.LLAMA_SPLIT_MODE_ROW,
+}
 
 
 class LlamaAdapter:
@@ -24,13 +33,32 @@ class LlamaAdapter:
         self.name = name
 
 
-class LlamaModel:
-    """One GGUF, loaded. Raises ConfigError where llama.cpp cannot load it."""
+@dataclass(frozen=True)
+class GpuOptions:
+    """What of the model goes to a GPU: ``layers`` (-1: all), on which ``device``, ``split`` over several or not."""
 
-    def __init__(self, path: Path, *, vocab_only: bool = False) -> None:
+    layers: int = 0
+    device: int = 0
+    split: GpuSplit = "layer"
+
+
+NO_GPU = GpuOptions()
+
+
+class LlamaModel:
+    """One GGUF, loaded. Raises ConfigError where llama.cpp cannot load it, or has no GPU where one is asked for."""
+
+    def __init__(self, path: Path, gpu: GpuOptions = NO_GPU, *, vocab_only: bool = False) -> None:
+        if gpu.layers and not lib.llama_supports_gpu_offload():
+            raise ConfigError(
+                f"gpu_layers {gpu.layers}: this build of llama.cpp has no GPU backend; set gpu_layers to 0, or build "
+                "one with CUDA, Vulkan or Metal (docs/configuration.md says how)"
+            )
         params = lib.llama_model_default_params()
         params.vocab_only = vocab_only
-        params.n_gpu_layers = 0
+        params.n_gpu_layers = gpu.layers
+        params.main_gpu = gpu.device
+        params.split_mode = _SPLITS[gpu.split]
         with captured_log() as lines:
             self._model = lib.llama_model_load_from_file(str(path).encode(), params)
         if not self._model:
@@ -145,16 +173,20 @@ class LlamaModel:
         """Free an adapter. No context may name it any more (llama.cpp does not detach it)."""
         lib.llama_adapter_lora_free(adapter.pointer)
 
-    def new_context(self, *, context_tokens: int, chunk_tokens: int, threads: int, outputs: int = 1) -> LlamaContext:
+    def kv_bytes_per_token(self, kv_type: KvType) -> int:
+        """Bytes of KV that one token takes in a context, all layers together (a sliding window saves nothing of it:
+        contexts are made with the full cache)."""
+        heads, layers = lib.llama_model_n_head_kv(self._model), lib.llama_model_n_layer(self._model)
+        per_head = lib.llama_model_n_embd(self._model) // max(1, lib.llama_model_n_head(self._model))
+        key = int(self.metadata(f"{self.architecture}.attention.key_length") or per_head)
+        value = int(self.metadata(f"{self.architecture}.attention.value_length") or per_head)
+        return int(layers * heads * (key + value) * KV_BITS[kv_type] / 8)
+
+    def new_context(self, options: ContextOptions, *, outputs: int = 1) -> LlamaContext:
         """A context of its own KV cache for one sequence. ``outputs``: tokens of one decode that may have logits."""
-        return LlamaContext(
-            self._model,
-            self.n_vocab,
-            context_tokens=context_tokens,
-            chunk_tokens=chunk_tokens,
-            threads=threads,
-            outputs=outputs,
-        )
+        window = int(lib.llama_model_n_swa(self._model))
+        recurrent = bool(lib.llama_model_is_recurrent(self._model) or lib.llama_model_is_hybrid(self._model))
+        return LlamaContext(self._model, self.n_vocab, options, outputs=outputs, window=window, recurrent=recurrent)
 
     def new_sampler(self, sampling: Sampling, seed: int, min_tokens: int, recent: Sequence[int]) -> LlamaSampler:
         """A sampler for one reply; ``recent`` are the reply tokens of the conversation so far."""

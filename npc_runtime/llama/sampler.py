@@ -30,22 +30,21 @@ class LlamaSampler:
     ) -> None:
         self._n_vocab = n_vocab
         self._greedy = sampling.temperature == 0
-        self._bar = _bar(n_vocab, barred) if barred else None
-        self._bar_draws = min_tokens
+        self._bar_draws = min_tokens if barred else 0
         self._chain = lib.llama_sampler_chain_init(lib.llama_sampler_chain_default_params())
-        for stage in _stages(n_vocab, sampling, seed):
+        bar = [_bar(n_vocab, barred)] if self._bar_draws else []
+        for stage in [*bar, *_stages(n_vocab, sampling, seed)]:
             lib.llama_sampler_chain_add(self._chain, stage)
         for token in recent[-sampling.repeat_last_n :] if sampling.repeat_last_n else ():
             lib.llama_sampler_accept(self._chain, token)
 
     def sample(self, context: LlamaContext) -> int:
         """Draw a token from the context's last logits and remember it for the repeat penalty."""
-        if self._bar is None or self._bar_draws <= 0:
-            return int(lib.llama_sampler_sample(self._chain, context.pointer, -1))
-        candidates = self._candidates(context.logits())
-        token = int(candidates.data[candidates.selected].id)
-        lib.llama_sampler_accept(self._chain, token)
-        self._bar_draws -= 1
+        token = int(lib.llama_sampler_sample(self._chain, context.pointer, -1))
+        if self._bar_draws:
+            self._bar_draws -= 1
+            if not self._bar_draws:
+                lib.llama_sampler_free(lib.llama_sampler_chain_remove(self._chain, 0))
         return token
 
     def probabilities(self, logits: npt.NDArray[np.float32]) -> dict[int, float]:
@@ -65,16 +64,12 @@ class LlamaSampler:
         data = table.ctypes.data_as(ctypes.POINTER(lib.llama_token_data))
         candidates = lib.llama_token_data_array(data=data, size=self._n_vocab, selected=-1, sorted=False)
         candidates.table = table  # llama.cpp works in it; it must live as long
-        if self._bar is not None and self._bar_draws > 0:
-            lib.llama_sampler_apply(self._bar, ctypes.byref(candidates))
         lib.llama_sampler_apply(self._chain, ctypes.byref(candidates))
         return candidates
 
     def close(self) -> None:
         """Free the chain."""
         lib.llama_sampler_free(self._chain)
-        if self._bar is not None:
-            lib.llama_sampler_free(self._bar)
 
 
 def _stages(n_vocab: int, sampling: Sampling, seed: int) -> list[ctypes.c_void_p]:

@@ -58,6 +58,7 @@ class Persona(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     sampling: Sampling = Sampling()
     stop: Annotated[tuple[Annotated[str, Meta(min_length=1, max_length=200)], ...], Meta(max_length=32)] = ()
     max_tokens: Annotated[int, Meta(ge=1, le=8192)] = 160
+    pinned: bool = False
     fallback: tuple[Annotated[str, Meta(min_length=1)], ...] = ()
     notes: str = ""
 

@@ -5,8 +5,9 @@ placeholders. So the template's scaffolding and the texts stay apart: only scaff
 player who types ``<|im_end|>`` has typed eight ordinary characters. Models without a chat template get a plain
 transcript.
 
-Segments also carry where decode calls begin. A block ends after the persona's fixed part and after every reply; within
-a block tokens are decoded in chunks of a fixed size. So the same conversation is always computed by the same calls.
+Segments also carry where decode calls begin. A block ends after the persona's fixed part, after every reply and
+before every player line; within a block tokens are decoded in chunks of a fixed size. So the same conversation is
+always computed by the same calls, and what stands before the next line can be computed before anybody speaks.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import jinja2
 import msgspec
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from npc_runtime.prompt.conversation import Conversation, Exchange
+from npc_runtime.prompt.conversation import Call, Conversation, Exchange
 
 APPROACH = "(The player walks up to you.)"
 """Stands in for the player's line before a greeting: many templates want user and assistant in strict turn."""
@@ -33,12 +34,17 @@ class Segment:
 
     ``special``: scaffolding of the template, in which control tokens are meant. ``tokens``: ids that are used as they
     are and were decoded one by one (a reply); ``text`` follows them. ``ends_block``: a decode call ends here.
+    ``begins_line``: a player's line, with which a decode call begins; ``cuts`` and ``primed`` tell of the calls in
+    which it was computed (see :class:`Exchange` and :class:`Conversation`).
     """
 
     text: str
     special: bool = False
     tokens: tuple[int, ...] = ()
     ends_block: bool = False
+    begins_line: bool = False
+    cuts: tuple[int, ...] = ()
+    primed: tuple[Call, ...] = ()
 
 
 class PromptTemplate(ABC):
@@ -62,9 +68,13 @@ class TranscriptTemplate(PromptTemplate):
         opening = f"\n{c.player}: {APPROACH}\n{c.character}: {c.greeting}" if c.greeting else ""
         segments = [Segment(f"{c.system}\n{opening}", ends_block=True)]
         for exchange in c.exchanges:
-            segments.append(Segment(f"\n{c.player}: {exchange.player}\n{c.character}:"))
+            segments.append(Segment(f"\n{c.player}:"))
+            segments.append(Segment(f" {exchange.player}", begins_line=True, cuts=exchange.cuts))
+            segments.append(Segment(f"\n{c.character}:"))
             segments.append(_reply(exchange, lead=" "))
-        segments.append(Segment(f"\n{c.player}: {c.line}\n{c.character}:"))
+        segments.append(Segment(f"\n{c.player}:"))
+        segments.append(Segment(f" {c.line}", begins_line=True, primed=c.primed))
+        segments.append(Segment(f"\n{c.character}:"))
         return segments
 
 
@@ -155,10 +165,10 @@ def _messages(c: Conversation, contents: _Contents, system_role: bool) -> list[d
         messages.append(_message("assistant", contents.add(Segment(c.greeting, ends_block=True))))
         lead = ""
     for exchange in c.exchanges:
-        messages.append(_message("user", lead + contents.add(Segment(exchange.player))))
+        messages.append(_message("user", lead + contents.add(_line(exchange))))
         messages.append(_message("assistant", contents.add(_reply(exchange, lead=""))))
         lead = ""
-    messages.append(_message("user", lead + contents.add(Segment(c.line))))
+    messages.append(_message("user", lead + contents.add(Segment(c.line, begins_line=True, primed=c.primed))))
     return messages
 
 
@@ -176,6 +186,10 @@ def _in_lines(c: Conversation) -> Conversation:
 
 def _message(role: str, content: str) -> dict[str, str]:
     return {"role": role, "content": content}
+
+
+def _line(exchange: Exchange) -> Segment:
+    return Segment(exchange.player, begins_line=True, cuts=exchange.cuts)
 
 
 def _reply(exchange: Exchange, lead: str) -> Segment:

@@ -40,7 +40,7 @@ def _check_minimum(
     total = count(bare)
     if total <= context_tokens - reserve:
         return
-    persona = count(msgspec.structs.replace(bare, line=""))
+    persona = count(msgspec.structs.replace(bare, line="", primed=()))
     numbers = f"the context has {context_tokens} tokens and keeps {reserve} free for the reply"
     if persona > context_tokens - reserve:
         raise PersonaTooLong(

@@ -13,7 +13,15 @@ from typing import Any
 import msgpack
 import msgspec
 
-from npc_runtime.errors import InvalidField, MalformedMessage, MessageTooLarge, NpcError, UnknownMessageType, suggest
+from npc_runtime.errors import (
+    Busy,
+    InvalidField,
+    MalformedMessage,
+    MessageTooLarge,
+    NpcError,
+    UnknownMessageType,
+    suggest,
+)
 from npc_runtime.protocol.messages import ANSWERS, REQUESTS, Answer, AnyAnswer, Error, Request, RequestId
 
 MAX_DEPTH = 8
@@ -54,6 +62,7 @@ def encode(message: Request | Answer) -> bytes:
 
 def error_answer(error: NpcError, reply_to: RequestId | None, turn_id: str | None = None) -> Error:
     """The wire form of an error."""
+    full = error if isinstance(error, Busy) else None
     return Error(
         reply_to=reply_to,
         code=error.code,
@@ -61,6 +70,8 @@ def error_answer(error: NpcError, reply_to: RequestId | None, turn_id: str | Non
         fault=error.fault,
         retryable=error.retryable,
         turn_id=turn_id,
+        position=full.position if full else None,
+        retry_after_ms=full.retry_after_ms if full else None,
     )
 
 

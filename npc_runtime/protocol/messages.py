@@ -29,6 +29,8 @@ Scale = Annotated[
 ]
 TokenLimit = Annotated[int, Meta(ge=1, le=8192, description="tokens")]
 FinishReason = Literal["end", "stop", "length", "time", "loop", "cancelled"]
+Priority = Literal["player", "normal", "ambient"]
+Tokens = tuple[Annotated[int, Meta(ge=0, le=2**31 - 1)], ...]
 
 
 class AdapterScale(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -54,22 +56,31 @@ class AdapterUse(msgspec.Struct, frozen=True):
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """Token counts of a turn. ``prompt = reused + new``; ``generated`` are the reply's tokens."""
+    """Token counts of a turn. ``prompt = reused + new``; ``generated`` are the reply's tokens.
+
+    ``reused = resident + ram + disk``, by where the KV was.
+    """
 
     prompt_tokens: Annotated[int, Meta(description="all that the model read")]
     reused_tokens: Annotated[int, Meta(description="of these, how many were in the KV cache already")]
     new_tokens: Annotated[int, Meta(description="of these, how many were computed for this turn")]
     generated_tokens: Annotated[int, Meta(description="what the model wrote, tokens that are not shown included")]
+    reused_resident: Annotated[int, Meta(description="reused where they were, or copied from another lane")] = 0
+    reused_ram: Annotated[int, Meta(description="copied back from memory")] = 0
+    reused_disk: Annotated[int, Meta(description="read from `kv_dir`")] = 0
 
 
 class Timings(msgspec.Struct, frozen=True):
     """Milliseconds. ``ttft`` counts from the arrival of ``start_turn`` to its first text."""
 
     queue_ms: Annotated[float, Meta(description="waited for its turn")]
-    switch_ms: Annotated[float, Meta(description="loading adapters and binding them")]
+    switch_ms: Annotated[float, Meta(description="a lane: loading and binding adapters, copying away what was in it")]
     prefill_ms: Annotated[float, Meta(description="reading the new tokens")]
     ttft_ms: Annotated[float, Meta(description="from arrival to the first text; 0 where there was none")]
     decode_ms: Annotated[float, Meta(description="writing the reply")]
+    restore_ms: Annotated[float, Meta(description="copying the conversation's KV into the lane")] = 0.0
+    tpot_ms: Annotated[float, Meta(description="time per output token: `decode_ms` by the tokens written")] = 0.0
+    preempted_ms: Annotated[float, Meta(description="other turns had precedence after this one had begun")] = 0.0
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
@@ -85,12 +96,70 @@ class Hello(Request, frozen=True, kw_only=True, tag="hello"):
     client: Annotated[str, Meta(max_length=200, description="name and version of the client, for the log")] = ""
 
 
+class PastExchange(msgspec.Struct, frozen=True):
+    """One player line and the reply to it, as ``history`` gives them and ``open_session`` takes them back.
+
+    ``tokens``, ``rest`` and ``cuts`` say how the model computed it, so that it goes on as if nothing had happened; with
+    none of them the text is read anew.
+    """
+
+    player: Text
+    reply: Text
+    tokens: Annotated[Tokens, Meta(description="the reply's token ids")] = ()
+    rest: Annotated[str, Meta(description="the end of the reply that is not in `tokens`")] = ""
+    cuts: Annotated[Tokens, Meta(description="sizes of the decode calls of the player's line")] = ()
+
+
 class OpenSession(Request, frozen=True, kw_only=True, tag="open_session"):
-    """Begin (or take up again) a conversation with one persona."""
+    """Begin (or take up again) a conversation with one persona.
+
+    With ``history`` a new session begins with these exchanges (a saved game, or a past that the writer made up); a
+    session that is open already keeps its own.
+    """
 
     persona: Annotated[Id, Meta(description="persona id")]
     session_id: Annotated[Id | None, Meta(description="chosen by the client, or null: the daemon chooses")] = None
     player: Annotated[str, Meta(max_length=100, description="the player's name as the character knows it")] = "Player"
+    history: Annotated[tuple[PastExchange, ...], Meta(description="what was said before, oldest first")] = ()
+
+
+class GetHistory(Request, frozen=True, kw_only=True, tag="get_history"):
+    """Ask for what the next prompt of a session remembers, to be kept in a saved game."""
+
+    session_id: Id
+
+
+class Warm(Request, frozen=True, kw_only=True, tag="warm"):
+    """The player comes near: have lane, adapters and prompt ready before anything is said.
+
+    For a session: all up to where the player's line begins; for a persona: its fixed part, for all new sessions with
+    that ``player`` name. Real turns go first.
+    """
+
+    persona: Annotated[Id | None, Meta(description="either the persona …")] = None
+    session_id: Annotated[Id | None, Meta(description="… or the session")] = None
+    player: Annotated[str, Meta(max_length=100, description="with `persona`: the player's name")] = "Player"
+
+
+class Prime(Request, frozen=True, kw_only=True, tag="prime"):
+    """The player's line so far, while it is being typed or spoken: it is read in advance, all but its last word.
+
+    The turn that follows pays only for what differs. A newer ``prime`` takes the place of an older one of the same
+    session, a turn of that session too. Real turns go first.
+    """
+
+    session_id: Id
+    text: Annotated[Text, Meta(description="the line so far")]
+
+
+class Flush(Request, frozen=True, kw_only=True, tag="flush"):
+    """Drop computed KV (in lanes, memory and on disk): of a session, of a persona, or with neither all of it.
+
+    Conversations stay; their next turns are computed anew. For tests, and for memory that is needed elsewhere.
+    """
+
+    persona: Annotated[Id | None, Meta(description="only this persona's")] = None
+    session_id: Annotated[Id | None, Meta(description="only this session's")] = None
 
 
 class CloseSession(Request, frozen=True, kw_only=True, tag="close_session"):
@@ -103,6 +172,7 @@ class StartTurn(Request, frozen=True, kw_only=True, tag="start_turn"):
     """The player says ``text``; the character answers. Ends with ``turn_finished`` or ``error``, exactly once.
 
     The same ``turn_id`` with the same body again attaches to the running or finished turn and never runs it twice.
+    Turns of a higher ``priority`` go first, also before one that is running: that one waits and goes on afterwards.
     """
 
     session_id: Id
@@ -116,6 +186,11 @@ class StartTurn(Request, frozen=True, kw_only=True, tag="start_turn"):
     max_tokens: Annotated[TokenLimit | None, Meta(description="length limit of this reply; null: the persona's")] = None
     min_tokens: Annotated[int, Meta(ge=0, le=8192, description="the reply may not end by itself before")] = 0
     include_tokens: Annotated[bool, Meta(description="put the reply's token ids into turn_finished")] = False
+    priority: Annotated[Priority, Meta(description="who goes first; who waited too long counts as `player`")] = "normal"
+    deadline_ms: Annotated[
+        Annotated[float, Meta(gt=0)] | None,
+        Meta(description="milliseconds from its arrival; `deadline_exceeded` where nothing was said until then"),
+    ] = None
 
 
 class CancelTurn(Request, frozen=True, kw_only=True, tag="cancel_turn"):
@@ -195,6 +270,37 @@ class SessionClosed(Answer, frozen=True, kw_only=True, tag="session_closed"):
     session_id: str
 
 
+class History(Answer, frozen=True, kw_only=True, tag="history"):
+    """What the session's next prompt remembers. ``dropped_exchanges`` older ones no longer fit."""
+
+    session_id: str
+    persona: str
+    player: str
+    exchanges: tuple[PastExchange, ...]
+    dropped_exchanges: int
+
+
+class Warmed(Answer, frozen=True, kw_only=True, tag="warmed"):
+    """Answer to ``warm``: ``ready_tokens`` of the next prompt are computed."""
+
+    ready_tokens: Annotated[int, Meta(description="in the KV cache now; 0 where it was superseded")]
+    computed_tokens: Annotated[int, Meta(description="of these, how many were computed for this request")]
+    superseded: Annotated[bool, Meta(description="a turn or a newer request took its place")]
+
+
+class Primed(Answer, frozen=True, kw_only=True, tag="primed"):
+    """Answer to ``prime``, with the same meaning as ``warmed``."""
+
+    session_id: str
+    ready_tokens: Annotated[int, Meta(description="in the KV cache now; 0 where it was superseded")]
+    computed_tokens: Annotated[int, Meta(description="of these, how many were computed for this request")]
+    superseded: Annotated[bool, Meta(description="a turn or a newer request took its place")]
+
+
+class Flushed(Answer, frozen=True, kw_only=True, tag="flushed"):
+    """The KV is dropped; what running turns use goes when they have ended."""
+
+
 class TurnStarted(Answer, frozen=True, kw_only=True, tag="turn_started"):
     """The turn has left the queue; its persona version and adapters are fixed from here on."""
 
@@ -256,6 +362,8 @@ class PersonaInfo(msgspec.Struct, frozen=True):
     available: Annotated[bool, Meta(description="sessions can be opened")]
     adapters: Annotated[tuple[AdapterListed, ...], Meta(description="as the persona's file has them")]
     problem: Annotated[str, Meta(description="why it is not available, or what is wrong with its newest file")]
+    pinned: Annotated[bool, Meta(description="its KV is not evicted as long as another's can be")] = False
+    prompt_tokens: Annotated[int | None, Meta(description="tokens of its fixed part; null: not counted yet")] = None
 
 
 class Personas(Answer, frozen=True, kw_only=True, tag="personas"):
@@ -305,12 +413,24 @@ class EngineStatus(msgspec.Struct, frozen=True, kw_only=True):
     model_digest: str
     architecture: str
     context_tokens: Annotated[int, Meta(description="per conversation")]
-    lanes: Annotated[int, Meta(description="how many conversations can be kept ready")]
+    lanes: Annotated[int, Meta(description="conversations whose KV is resident: `kv_memory_mb` allows so many")]
     lanes_bound: Annotated[int, Meta(description="lanes in use")]
+    kv_bytes: Annotated[int, Meta(description="lanes x context_tokens x kv_bytes_per_token")]
+    kv_bytes_per_token: int
+    ram_bytes: Annotated[int, Meta(description="KV in memory beside the lanes, at most `ram_cache_mb`")]
+    ram_snapshots: int
+    disk_bytes: Annotated[int, Meta(description="KV in `kv_dir`, at most `disk_cache_mb`")]
+    disk_snapshots: int
+    kv_files_dropped: Annotated[int, Meta(description="files in `kv_dir` that were damaged")]
+    evictions: Annotated[int, Meta(description="conversations that lost their lane")]
+    restored_resident: Annotated[int, Meta(description="copies from lane to lane")]
+    restored_ram: Annotated[int, Meta(description="copies from memory to a lane")]
+    restored_disk: Annotated[int, Meta(description="files read into a lane")]
     adapters_loaded: Annotated[int, Meta(description="adapter files in memory")]
+    adapter_loads: Annotated[int, Meta(description="how often one was loaded")]
+    adapter_switches: Annotated[int, Meta(description="how often a lane got another adapter set (a re-reserve)")]
     decode_calls: Annotated[int, Meta(description="calls of llama_decode")]
     decoded_tokens: Annotated[int, Meta(description="tokens passed to it")]
-    adapter_switches: Annotated[int, Meta(description="how often a lane got another adapter set")]
 
 
 class Status(Answer, frozen=True, kw_only=True, tag="status"):
@@ -327,7 +447,8 @@ class Status(Answer, frozen=True, kw_only=True, tag="status"):
     turns_queued: int
     turns_finished: Annotated[int, Meta(description="since the start")]
     turns_failed: Annotated[int, Meta(description="since the start, ended with an error")]
-    running_turn: Annotated[str | None, Meta(description="its turn_id")]
+    running_turn: Annotated[str | None, Meta(description="turn_id of the turn that goes first")]
+    turns_active: Annotated[int, Meta(description="turns that have begun: they run, or others have precedence")]
     personas: Annotated[int, Meta(description="in the catalog")]
     personas_unavailable: Annotated[int, Meta(description="of these, how many cannot be talked to")]
     problems: Annotated[tuple[Problem, ...], Meta(description="what a writer should mend")]
@@ -347,6 +468,8 @@ class Error(Answer, frozen=True, kw_only=True, tag="error"):
     fault: Annotated[str, Meta(description="request, content or runtime: who can mend it")]
     retryable: Annotated[bool, Meta(description="the same request may succeed later")]
     turn_id: str | None = None
+    position: Annotated[int | None, Meta(description="with `busy`: how many turns wait already")] = None
+    retry_after_ms: Annotated[float | None, Meta(description="with `busy`: when there may be room, estimated")] = None
 
 
 AnyRequest = Union[
@@ -355,6 +478,10 @@ AnyRequest = Union[
     CloseSession,
     StartTurn,
     CancelTurn,
+    Warm,
+    Prime,
+    GetHistory,
+    Flush,
     ListPersonas,
     AddPersona,
     RemovePersona,
@@ -370,6 +497,10 @@ AnyAnswer = Union[
     TurnDelta,
     TurnFinished,
     TurnCancelled,
+    Warmed,
+    Primed,
+    History,
+    Flushed,
     Personas,
     PersonaAdded,
     PersonaRemoved,

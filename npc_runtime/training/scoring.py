@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from npc_runtime.llama import LlamaAdapter, LlamaContext, LlamaModel
+from npc_runtime.llama import ContextOptions, LlamaAdapter, LlamaContext, LlamaModel
 
 CHUNK_TOKENS = 256
 CONTEXT_TOKENS = 1024
@@ -19,7 +19,7 @@ class ReplyScorer:
 
     def __init__(self, model: LlamaModel, threads: int) -> None:
         self._context: LlamaContext = model.new_context(
-            context_tokens=CONTEXT_TOKENS, chunk_tokens=CHUNK_TOKENS, threads=threads, outputs=MAX_REPLY_TOKENS
+            ContextOptions(CONTEXT_TOKENS, CHUNK_TOKENS, threads), outputs=MAX_REPLY_TOKENS
         )
         self._held: list[int] = []
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -35,11 +36,18 @@ def scripted_core(
     chunk_tokens: int = 16,
     clock: Callable[[], float] = lambda: 0.0,
     notify: Callable[[AnyEvent], None] = lambda event: None,
+    **more: Any,
 ) -> EngineCore:
     """An engine over a scripted model, whose clock stands still."""
     backend = backend or ScriptedBackend()
-    settings = EngineSettings("", lanes, context_tokens, chunk_tokens, 1)
+    settings = engine_settings(lanes=lanes, context_tokens=context_tokens, chunk_tokens=chunk_tokens, **more)
     return EngineCore(backend, settings, base_digest=backend.weights, build="test", clock=clock, notify=notify)
+
+
+def engine_settings(**changed: Any) -> EngineSettings:
+    """Settings for a small engine."""
+    values = {"base_model": "", "lanes": 2, "context_tokens": 512, "chunk_tokens": 32, "threads": 2}
+    return EngineSettings(**(values | changed))
 
 
 def source(path: Path, scale: float = 1.0) -> AdapterSource:
@@ -117,7 +125,7 @@ class Scene:
     def keep(self, session: str, line: str, done: TurnDone) -> None:
         """Let the conversation have the exchange, as the daemon does with a reply that says something."""
         if done.text:
-            self.history.setdefault(session, []).append(Exchange(line, done.text, done.tokens, done.rest))
+            self.history.setdefault(session, []).append(Exchange(line, done.text, done.tokens, done.rest, done.cuts))
 
     def say(self, session: str, line: str, adapters: Sequence[AdapterSource] = (), *, max_tokens: int = 24) -> TurnDone:
         """One whole exchange."""
@@ -127,7 +135,7 @@ class Scene:
 
     def close(self) -> None:
         """Free the engine's contexts and adapters (a real model needs that before it is freed)."""
-        self.core.adapters.release((), self.core.lanes.unbind)
+        self.core.adapters.release(frozenset(), self.core.lanes.unbind)
         for lane in self.core.lanes.lanes:
             lane.context.close()
 

@@ -5,7 +5,7 @@ the token, the weights, the adapters and scales it was computed under, and the s
 another call size gives other low bits). So any KV that is used where it does not belong changes the reply.
 
 ``say`` and its like script the next replies instead; ``fail_at`` makes decodes fail; ``can_truncate`` False behaves
-like a recurrent model.
+like a recurrent model, ``window`` like one with a sliding window of that many tokens.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+import msgpack
 import numpy as np
 import numpy.typing as npt
 
 from npc_runtime.engine.backend import ActiveSet
 from npc_runtime.errors import AdapterInvalid, EngineUnavailable
-from npc_runtime.llama import DecodeFailed
+from npc_runtime.llama import ContextOptions, DecodeFailed
 from npc_runtime.sampling import Sampling
 from tests.prompt.templates import CHATML
 
@@ -46,6 +47,7 @@ class ScriptedContext:
 
     def __init__(self, backend: ScriptedBackend, context_tokens: int, chunk_tokens: int) -> None:
         self._backend = backend
+        self._first = 0  # with a sliding window: the first cell that a restored cache really has
         self._adapters: ActiveSet = ()
         self._last: bytes | None = None
         self.cells: list[bytes] = []
@@ -98,12 +100,34 @@ class ScriptedContext:
             return True
         if not self._backend.can_truncate and position < len(self.cells):
             return False
+        if self._backend.window and self._first > max(0, position - self._backend.window):
+            return False
         del self.cells[position:], self.tokens[position:]
         return True
 
     def clear(self) -> None:
         self.cells.clear()
         self.tokens.clear()
+        self._first = 0
+
+    @property
+    def cuttable(self) -> bool:
+        return self._backend.can_truncate and not self._backend.window
+
+    def save(self) -> bytes:
+        return msgpack.packb((self.cells, self.tokens))
+
+    def restore(self, data: bytes, tokens: int) -> bool:
+        self.clear()
+        try:
+            cells, ids = msgpack.unpackb(data)
+        except ValueError:
+            return False
+        if len(cells) != tokens:
+            return False
+        self.cells, self.tokens = cells, ids
+        self._first = max(0, tokens - self._backend.window) if self._backend.window else 0
+        return True
 
     def logits(self) -> npt.NDArray[np.float32]:
         if self._last is None:
@@ -185,6 +209,7 @@ class ScriptedBackend:
         self.chat_template = chat_template
         self.adds_bos = adds_bos
         self.can_truncate = True
+        self.window = 0
         self.fail_at: dict[int, int] = {}
         self.decodes = 0
         self.contexts: list[ScriptedContext] = []
@@ -235,8 +260,11 @@ class ScriptedBackend:
             assert all(used is not adapter for used, _ in context.adapters), "a context still names a freed adapter"
         adapter.freed = True
 
-    def new_context(self, *, context_tokens: int, chunk_tokens: int, threads: int) -> ScriptedContext:
-        self.contexts.append(ScriptedContext(self, context_tokens, chunk_tokens))
+    def kv_bytes_per_token(self, kv_type: str) -> int:
+        return 40 if kv_type == "f16" else 20
+
+    def new_context(self, options: ContextOptions) -> ScriptedContext:
+        self.contexts.append(ScriptedContext(self, options.context_tokens, options.chunk_tokens))
         return self.contexts[-1]
 
     def new_sampler(self, sampling: Sampling, seed: int, min_tokens: int, recent: Sequence[int]) -> ScriptedSampler:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from npc_runtime.errors import AdapterInvalid, EngineUnavailable
-from npc_runtime.llama import LlamaModel
+from npc_runtime.llama import ContextOptions, LlamaModel
 from npc_runtime.sampling import Sampling
 from tests.engine.scripted_backend import ScriptedBackend, ScriptedSampler
 from tests.support.random_adapter import write_random_adapter
@@ -63,7 +63,7 @@ def adapters(model, files):
 @pytest.fixture
 def contexts(model):
     """Two contexts of 256 tokens that decode up to 64 at once."""
-    made = [model.new_context(context_tokens=256, chunk_tokens=64, threads=2) for _ in range(2)]
+    made = [model.new_context(ContextOptions(256, 64, 2)) for _ in range(2)]
     yield made
     for context in made:
         context.set_adapters(())

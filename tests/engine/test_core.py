@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from npc_runtime.engine import turn as turn_module
+from npc_runtime.engine import core as core_module
 from npc_runtime.engine.commands import (
     AdapterLoaded,
     AdapterLoading,
     AdapterSource,
     AnyEvent,
-    ForgetSession,
+    DropKv,
     KeepAdapters,
     ReplyDelta,
     RunTurn,
@@ -541,7 +541,7 @@ def test_a_forgotten_session_leaves_its_lane_to_others():
     scene = Scene(scripted_core())
     scene.say("s", "Hello")
     assert scene.core.stats().lanes_bound == 1
-    scene.core.submit(ForgetSession("s"))
+    scene.core.submit(DropKv(session_id="s"))
     assert scene.core.stats().lanes_bound == 0
     assert scene.say("s", "And?").reused_tokens == 0
 
@@ -551,7 +551,7 @@ def test_a_session_that_is_forgotten_while_its_turn_runs_is_forgotten_when_that_
     turn = scene.turn("s", "Hello")
     scene.core.submit(turn)
     scene.core.step()
-    scene.core.submit(ForgetSession("s"))
+    scene.core.submit(DropKv(session_id="s"))
     scene.core.submit(StopTurn(turn.turn_id))
     while scene.core.busy:
         scene.core.step()
@@ -592,7 +592,7 @@ def with_rounded_scales(base: str, adapters: tuple[AdapterSource, ...], layout: 
 
 @pytest.mark.parametrize("mutant", [without_adapters, without_scales, without_order, with_rounded_scales])
 def test_the_isolation_check_fails_for_a_kv_key_that_leaves_something_out(a, b, mutant, monkeypatch):
-    monkeypatch.setattr(turn_module, "kv_key", mutant)
+    monkeypatch.setattr(core_module, "kv_key", mutant)
     with pytest.raises(AssertionError, match="one for all"):
         check_isolation(lambda: scripted_core(lanes=1), schedule(a, b))
 
@@ -613,7 +613,7 @@ def test_kv_of_another_base_model_is_never_used():
 
 
 def test_the_check_of_the_base_fails_for_a_kv_key_without_the_base(monkeypatch):
-    monkeypatch.setattr(turn_module, "kv_key", lambda base, adapters, layout: kv_key("", adapters, layout))
+    monkeypatch.setattr(core_module, "kv_key", lambda base, adapters, layout: kv_key("", adapters, layout))
     with pytest.raises(AssertionError):
         check_another_base()
 
@@ -652,7 +652,7 @@ def play(folder: Path, lanes: int, truncates: bool, steps: list[tuple]) -> None:
     scene = Scene(scripted_core(backend, lanes=lanes, context_tokens=256))
     for number, (what, *rest) in enumerate(steps):
         if what == "forget":
-            scene.core.submit(ForgetSession(rest[0]))
+            scene.core.submit(DropKv(session_id=rest[0]))
             scene.history.pop(rest[0], None)
         elif what == "free":
             scene.core.submit(KeepAdapters((a.digest,) if rest[0] else ()))

@@ -2,19 +2,19 @@
 
 import pytest
 
-from npc_runtime.engine import turn as turn_module
-from npc_runtime.engine.commands import AdapterSource, EngineSettings
+from npc_runtime.engine import core as core_module
+from npc_runtime.engine.commands import AdapterSource
 from npc_runtime.engine.core import EngineCore
 from npc_runtime.engine.identity import kv_key
 from npc_runtime.llama import DecodeFailed, LlamaContext, LlamaModel
-from tests.engine.scene import GREEDY, Scene, check_isolation, cold, heard, source
+from tests.engine.scene import GREEDY, Scene, check_isolation, cold, engine_settings, heard, source
 from tests.engine.test_core import at, without_adapters, without_scales
 
 LINE = "Where does the old ferryman live?"
 
 
 def real_core(model: LlamaModel, lanes: int) -> EngineCore:
-    settings = EngineSettings("", lanes, 512, 32, 2)
+    settings = engine_settings(lanes=lanes)
     return EngineCore(model, settings, base_digest="smollm2", build="test")
 
 
@@ -71,10 +71,10 @@ def test_a_change_of_adapter_or_scale_within_a_conversation_is_as_in_a_cold_engi
 
 @pytest.mark.parametrize("mutant", [without_adapters, without_scales])
 def test_the_isolation_check_fails_for_a_kv_key_that_leaves_something_out(smollm2, a, b, mutant, monkeypatch):
-    monkeypatch.setattr(turn_module, "kv_key", mutant)
+    monkeypatch.setattr(core_module, "kv_key", mutant)
     with pytest.raises(AssertionError, match="one for all"):
         check_isolation(lambda: real_core(smollm2, 1), one_conversation(a, b), max_tokens=8)
-    assert turn_module.kv_key is not kv_key
+    assert core_module.kv_key is not kv_key
 
 
 def test_from_the_second_turn_on_only_the_new_line_is_decoded(smollm2, a):

@@ -3,13 +3,14 @@
 import pytest
 
 from npc_runtime.engine.lanes import Lane, LanePool
+from npc_runtime.llama import ContextOptions
 from tests.engine.scripted_backend import ScriptedAdapter, ScriptedBackend, ScriptedContext
 
 A, B = (((ScriptedAdapter(name, name.encode()), 1.0),) for name in "ab")
 
 
 def context() -> ScriptedContext:
-    return ScriptedBackend().new_context(context_tokens=64, chunk_tokens=8, threads=1)
+    return ScriptedBackend().new_context(ContextOptions(64, 8, 1))
 
 
 @pytest.fixture
@@ -58,7 +59,7 @@ def test_the_same_tokens_in_other_calls_are_not_kept(lane):
 def test_a_cache_that_cannot_be_cut_is_cleared():
     backend = ScriptedBackend()
     backend.can_truncate = False
-    lane = Lane(backend.new_context(context_tokens=64, chunk_tokens=8, threads=1))
+    lane = Lane(backend.new_context(ContextOptions(64, 8, 1)))
     for call in ((1, 2, 3), (4,)):
         lane.decode(call, (), want_logits=True)
     assert lane.keep_shared([(1, 2, 3), (5,), (6,)]) == 0

@@ -1,0 +1,95 @@
+"""Computing in advance, in idle time, what a session's next turn begins with.
+
+Three occasions, one work: after a reply (the template's text up to where the player will speak, and what has to be
+computed again when old exchanges were dropped), when the player comes near (``warm``), and while the player's line is
+still being typed (``prime``). A preparation holds no lane: it stops where anything else has used it meanwhile.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from npc_runtime.engine.commands import Prepare, Prepared
+from npc_runtime.engine.plan import Plan, count_tokens, shared_calls
+from npc_runtime.prompt import Call
+
+if TYPE_CHECKING:
+    from npc_runtime.engine.core import EngineCore
+    from npc_runtime.engine.turn import Steps
+
+
+class Preparation:
+    """``steps`` is the whole of it; it yields the one ``Prepared`` at its end, unless it is given up before."""
+
+    def __init__(self, command: Prepare, core: EngineCore) -> None:
+        self.command = command
+        self._core = core
+        self._ready = 0
+        self._computed = 0
+        self._primed: tuple[Call, ...] = command.conversation.primed
+
+    def steps(self) -> Steps:
+        """Every item is one step's events."""
+        calls, primed = self._calls()
+        if not calls or count_tokens(calls) > self._core.context_tokens:
+            yield [self.ended()]
+            return
+        lane, key, adapters = self._core.place(self.command)
+        if shared_calls(lane.calls, calls) < len(calls):
+            # The last call is not wanted for its logits here, so a call that never comes stands in for it.
+            self._core.kv.fill(lane, (*calls, ()))
+        while (done := len(lane.calls)) < len(calls):
+            yield []
+            if lane.held or (lane.session_id, lane.key, len(lane.calls)) != (self.command.session_id, key, done):
+                yield [self.ended(superseded=True)]
+                return
+            lane.decode(calls[done], adapters, want_logits=False)
+            self._computed += len(calls[done])
+            self._core.kept_prefix(lane, self._plan)
+        self._ready, self._primed = count_tokens(calls), primed
+        yield [self.ended()]
+
+    def _calls(self) -> tuple[tuple[Call, ...], tuple[Call, ...]]:
+        """What is to be computed, and which of it are calls of the player's line."""
+        conversation = self.command.conversation
+        stable = msgspec.structs.replace(conversation, line=stable_words(conversation.line))
+        self._plan: Plan = self._core.plan(stable)
+        if not self.command.session_id:
+            return self._plan.calls[: self._plan.persona], ()
+        known, left = self._known_line()
+        primed = (*known, *self._core.chunks(left))
+        return (*self._plan.calls[: self._plan.history], *primed), primed
+
+    def _known_line(self) -> tuple[tuple[Call, ...], Call]:
+        """The calls that the line was computed in before, as far as they fit, and the tokens after them."""
+        line, known = self._plan.line, []
+        for call in self.command.conversation.primed:
+            if line[: len(call)] != call:
+                break
+            known.append(call)
+            line = line[len(call) :]
+        return tuple(known), line
+
+    def ended(self, *, superseded: bool = False, code: str = "", error: str = "") -> Prepared:
+        """The event that ends it."""
+        return Prepared(
+            prepare_id=self.command.prepare_id,
+            session_id=self.command.session_id,
+            ready_tokens=self._ready,
+            computed_tokens=self._computed,
+            primed=self._primed,
+            superseded=superseded,
+            error_code=code,
+            error=error,
+        )
+
+
+def stable_words(text: str) -> str:
+    """The part of a line in the making whose tokens will not change: all but the last word, which may go on."""
+    text = text.lstrip()
+    if text != text.rstrip():
+        return text.rstrip()
+    words = text.rsplit(maxsplit=1)
+    return words[0] if len(words) == 2 else ""
