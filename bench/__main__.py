@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
+from types import FrameType
 from typing import Annotated, Any, get_args
 
 import typer
@@ -15,7 +17,7 @@ from bench.run import run
 from bench.systems import Common, FlashAttention
 from bench.workloads import WORKLOADS, Workload, in_order
 from npc_runtime.base_model import find_base_model
-from npc_runtime.config import default_threads
+from npc_runtime.config import Settings, default_threads
 
 ROOT = Path(__file__).parents[1]
 console = Console(highlight=False)
@@ -28,13 +30,14 @@ def main(
     tuned_model: Annotated[Path | None, typer.Option(help="Another file of the same base; measured as well.")] = None,
     threads: Annotated[int, typer.Option(help="Threads of decode, for every system; 0: physical cores.")] = 0,
     prefill_threads: Annotated[int, typer.Option(help="Threads of prefill; 0: as many as for decode.")] = 0,
-    ubatch: Annotated[int, typer.Option(help="Tokens per prefill step, for every system.")] = 256,
+    ubatch: Annotated[int, typer.Option(help="Tokens per prefill step, for every system; 0: our default.")] = 0,
     flash_attention: Annotated[
         str,
         typer.Option(help="auto, on or off: of this runtime and the bare loop; llama-server is measured both ways."),
     ] = "off",
     environments: Annotated[Path, typer.Option(help="Folder of the peers' environments.")] = ROOT / ".venv-bench",
     results: Annotated[Path, typer.Option(help="Folder for the result files.")] = ROOT / "bench" / "results",
+    patience: Annotated[float, typer.Option(help="Seconds to wait for a quiet machine before each workload.")] = 30.0,
     page_only: Annotated[bool, typer.Option(help="Measure nothing; write the page from the newest results.")] = False,
 ) -> None:
     """Measure this runtime against its peers and write docs/benchmarks.md."""
@@ -46,13 +49,13 @@ def main(
         common = Common(
             threads=threads,
             prefill_threads=prefill_threads or threads,
-            ubatch=ubatch,
+            ubatch=ubatch or Settings().prefill_chunk_tokens,
             flash_attention=_flash(flash_attention),
         )
         workloads = in_order(_keys(only) or set(WORKLOADS))
         for role, path in (("shipped", find_base_model(model)), ("tuned", tuned_model)):
             if path is not None:
-                files.append(_measure(path, workloads, role, common, quick, environments, results))
+                files.append(_measure(path, workloads, role, common, quick, environments, results, patience))
     if quick:
         console.print("A quick run: docs/benchmarks.md is left as it is.")
     else:
@@ -73,7 +76,14 @@ def _keys(only: str) -> set[str]:
 
 
 def _measure(
-    path: Path, workloads: list[Workload], role: str, common: Common, quick: bool, environments: Path, results: Path
+    path: Path,
+    workloads: list[Workload],
+    role: str,
+    common: Common,
+    quick: bool,
+    environments: Path,
+    results: Path,
+    patience_s: float,
 ) -> Path:
     columns = (
         SpinnerColumn(),
@@ -97,6 +107,7 @@ def _measure(
             quick=quick,
             environments=environments,
             results=results,
+            patience_s=patience_s,
             tell=lambda key, text: progress.update(task, description=f"{path.name}: {key}: {text}"),
             finished=finished,
         )
@@ -115,5 +126,10 @@ def _table(key: str, record: dict[str, Any]) -> Table:
     return table
 
 
+def _ended(_signal: int, _frame: FrameType | None) -> None:
+    raise SystemExit("ended by a signal; what was measured so far is in bench/results/")
+
+
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, _ended)  # so that what was started is stopped
     typer.run(main)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+import time
+from collections.abc import Callable
 from datetime import datetime, timezone
 from importlib.metadata import version
 from pathlib import Path
@@ -17,6 +19,9 @@ from npc_runtime.base_model import file_digest
 from npc_runtime.llama import build_id
 
 _FLAGS = ("avx", "avx2", "fma", "f16c", "avx512f", "avx512_vnni", "avx512_bf16", "avx_vnni", "amx_int8", "amx_bf16")
+
+QUIET_SHARE = 0.05
+QUIET_FOR_S = 2.0
 
 
 def machine() -> dict[str, Any]:
@@ -60,6 +65,17 @@ class OthersWatch:
         """Between 0 and 1. Processes count as ours when they have ended."""
         everything, others = self._now()
         return round(max(0.0, others - self._at[1]) / max(1e-9, everything - self._at[0]), 3)
+
+
+def wait_until_quiet(patience_s: float, tell: Callable[[str], None]) -> None:
+    """Wait until other programs leave the machine alone, but no longer than ``patience_s``."""
+    deadline = time.monotonic() + patience_s
+    while time.monotonic() < deadline:
+        watch = OthersWatch()
+        time.sleep(QUIET_FOR_S)
+        if (share := watch.share()) <= QUIET_SHARE:
+            return
+        tell(f"waiting: other programs use {share:.0%} of the machine")
 
 
 def versions() -> dict[str, str]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from bench.bench import Bench
 from bench.cast import lines, make_cast
-from bench.machine import OthersWatch, load_now, machine, model_info, versions
+from bench.machine import OthersWatch, load_now, machine, model_info, versions, wait_until_quiet
 from bench.outcome import Outcome
 from bench.systems import Common, NotAvailable
 from bench.systems.process import ENVIRONMENT
@@ -54,6 +54,7 @@ def run(
     quick: bool,
     environments: Path,
     results: Path,
+    patience_s: float,
     tell: Callable[[str, str], None],
     finished: Callable[[str, dict[str, Any]], None],
 ) -> Path:
@@ -75,6 +76,7 @@ def run(
         bench = Bench(cast, common, lines(cast.prompts, LINES), quick, environments, folder)
         for workload in workloads:
             bench.tell = partial(tell, workload.key)
+            wait_until_quiet(patience_s, bench.tell)
             record = _run_one(bench, workload)
             file.content["workloads"][workload.key] = record
             file.update(versions=file.content["versions"] | versions() | bench.versions)

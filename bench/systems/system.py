@@ -27,7 +27,7 @@ class Common:
 
     threads: int
     prefill_threads: int
-    ubatch: int = 256
+    ubatch: int
     context_tokens: int = 2048
     flash_attention: FlashAttention = "off"
 

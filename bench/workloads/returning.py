@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -13,6 +14,8 @@ from bench.systems.daemon import Daemon
 from bench.systems.mistralrs import MistralRs
 from bench.timing import Turn, percentile, summary
 
+READING_S = 0.5
+
 
 @dataclass
 class Tour:
@@ -22,9 +25,13 @@ class Tour:
     conversations: Sequence[Conversation]
     rounds: list[list[Turn]] = field(default_factory=list)
 
-    def play(self, line: str) -> None:
-        """One round: the same line to every character."""
-        self.rounds.append([conversation.say(line) for conversation in self.conversations])
+    def play(self, line: str, gap_s: float = 0.0) -> list[Turn]:
+        """One round: the same line to every character, ``gap_s`` after the end of the reply before."""
+        turns = []
+        for conversation in self.conversations:
+            time.sleep(gap_s)
+            turns.append(conversation.say(line))
+        return turns
 
     @property
     def returns(self) -> list[Turn]:
@@ -43,7 +50,7 @@ def play(bench: Bench, tours: Sequence[Tour], rounds: dict[str, int]) -> None:
         for each in tours:
             if number < rounds[each.system.name]:
                 bench.tell(f"round {number + 1} of {rounds[each.system.name]}: {each.system.name}")
-                each.play(bench.lines[number])
+                each.rounds.append(each.play(bench.lines[number]))
                 pause()
 
 
@@ -73,7 +80,8 @@ def room_for_all(bench: Bench) -> Outcome:
             )
         tours = [tour(system, characters) for system in systems]
         play(bench, tours, {each.system.name: rounds for each in tours})
-    record(outcome, tours)
+        record(outcome, tours)
+        _unhurried(bench, outcome, tours, rounds)
     _mistralrs(bench, outcome, characters)
     _note_other_setting(bench, outcome)
     ours, theirs = outcome.figures[daemon.name], outcome.figures[peer.name]
@@ -89,6 +97,22 @@ def room_for_all(bench: Bench) -> Outcome:
         "TTFT ≤ 1.1 × (prefill of the new tokens + one decode)", ttft, floor, 1.1, "{:.0f} ms, bare loop {:.0f} ms"
     )
     return outcome
+
+
+def _unhurried(bench: Bench, outcome: Outcome, tours: Sequence[Tour], played: int) -> None:
+    """More rounds with the same conversations, with a pause before every line as a player who reads makes it."""
+    turns: dict[str, list[Turn]] = {}
+    for number in range(played, played + bench.pick(4, 1)):
+        for each in tours:
+            bench.tell(f"with pauses: {each.system.name}")
+            turns.setdefault(each.system.name, []).extend(each.play(bench.lines[number], READING_S))
+    for name, taken in turns.items():
+        outcome.add(taken, system=name, pause_s=READING_S)
+        outcome.figures[name]["after_a_pause"] = {
+            "ttft_ms": summary([turn.ttft_ms for turn in taken]),
+            "turn_ms": summary([turn.total_ms for turn in taken]),
+            "new_tokens": summary([turn.new_tokens for turn in taken]),
+        }
 
 
 def _note_other_setting(bench: Bench, outcome: Outcome) -> None:
