@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from rich.table import Table
 
 from bench.page import write_page
-from bench.run import run
+from bench.run import Options, run
 from bench.systems import Common, FlashAttention
 from bench.workloads import WORKLOADS, Workload, in_order
 from npc_runtime.base_model import find_base_model
@@ -52,10 +52,11 @@ def main(
             ubatch=ubatch or Settings().prefill_chunk_tokens,
             flash_attention=_flash(flash_attention),
         )
+        options = Options(common, quick, environments, results, patience)
         workloads = in_order(_keys(only) or set(WORKLOADS))
         for role, path in (("shipped", find_base_model(model)), ("tuned", tuned_model)):
             if path is not None:
-                files.append(_measure(path, workloads, role, common, quick, environments, results, patience))
+                files.append(_measure(path, role, workloads, options))
     if quick:
         console.print("A quick run: docs/benchmarks.md is left as it is.")
     else:
@@ -75,16 +76,7 @@ def _keys(only: str) -> set[str]:
     return {key.strip() for key in only.split(",") if key.strip()}
 
 
-def _measure(
-    path: Path,
-    workloads: list[Workload],
-    role: str,
-    common: Common,
-    quick: bool,
-    environments: Path,
-    results: Path,
-    patience_s: float,
-) -> Path:
+def _measure(path: Path, role: str, workloads: list[Workload], options: Options) -> Path:
     columns = (
         SpinnerColumn(),
         BarColumn(),
@@ -99,18 +91,10 @@ def _measure(
             progress.advance(task)
             progress.print(_table(key, record))
 
-        return run(
-            path,
-            workloads,
-            role=role,
-            common=common,
-            quick=quick,
-            environments=environments,
-            results=results,
-            patience_s=patience_s,
-            tell=lambda key, text: progress.update(task, description=f"{path.name}: {key}: {text}"),
-            finished=finished,
-        )
+        def tell(key: str, text: str) -> None:
+            progress.update(task, description=f"{path.name}: {key}: {text}")
+
+        return run(path, role, workloads, options, tell, finished)
 
 
 def _table(key: str, record: dict[str, Any]) -> Table:

@@ -6,7 +6,7 @@ import json
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import date
 from functools import partial
 from pathlib import Path
@@ -45,22 +45,29 @@ class ResultFile:
         self.path.write_text(text + "\n", encoding="utf-8")
 
 
+@dataclass(frozen=True)
+class Options:
+    """What a run is told from outside. ``environments``: the folder of the peers' environments."""
+
+    common: Common
+    quick: bool
+    environments: Path
+    results: Path
+    patience_s: float
+
+
 def run(
     model: Path,
-    workloads: list[Workload],
-    *,
     role: str,
-    common: Common,
-    quick: bool,
-    environments: Path,
-    results: Path,
-    patience_s: float,
+    workloads: list[Workload],
+    options: Options,
     tell: Callable[[str, str], None],
     finished: Callable[[str, dict[str, Any]], None],
 ) -> Path:
     """Run ``workloads`` with ``model``. ``role``: shipped or tuned. Returns the result file."""
+    common, quick = options.common, options.quick
     about = model_info(model)
-    file = ResultFile(results, about, quick=quick)
+    file = ResultFile(options.results, about, quick=quick)
     file.update(
         date=date.today().isoformat(),
         quick=quick,
@@ -73,10 +80,10 @@ def run(
     with tempfile.TemporaryDirectory(prefix="npc-bench-") as name:
         folder = Path(name)
         cast = make_cast(folder / "cast", model, CAST["quick" if quick else "full"])
-        bench = Bench(cast, common, lines(cast.prompts, LINES), quick, environments, folder)
+        bench = Bench(cast, common, lines(cast.prompts, LINES), quick, options.environments, folder)
         for workload in workloads:
             bench.tell = partial(tell, workload.key)
-            wait_until_quiet(patience_s, bench.tell)
+            wait_until_quiet(options.patience_s, bench.tell)
             record = _run_one(bench, workload)
             file.content["workloads"][workload.key] = record
             file.update(versions=file.content["versions"] | versions() | bench.versions)
