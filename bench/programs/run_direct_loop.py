@@ -61,13 +61,10 @@ class Loop:
         start = Clock()
         self._decode(context, request["new_tokens"])
         tokens, times = [], []
-        while True:
+        while len(tokens) < request["count"]:
             tokens.append(lib.llama_sampler_sample(sampler, context, -1))
             times.append((Clock() - start) * 1e3)
-            if len(tokens) == request["count"]:
-                break
             self._decode(context, tokens[-1:])
-        self._decode(context, tokens[-1:])
         lib.llama_sampler_free(sampler)
         return {"tokens": tokens, "times_ms": times, "end_ms": (Clock() - start) * 1e3}
 

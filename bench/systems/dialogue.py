@@ -19,6 +19,12 @@ class Dialogue:
         """Token ids of the whole prompt with ``line`` as the newest."""
         return self._prompts.tokens(msgspec.structs.replace(self._conversation, line=line))
 
+    def before_line(self) -> list[int]:
+        """The tokens of the next prompt that are known before the player speaks."""
+        one, other = self.prompt("A"), self.prompt("7")
+        same = next(at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
+        return one[:same]
+
     def add(self, line: str, tokens: list[int]) -> None:
         """Both lines were said."""
         exchange = Exchange(line, self._prompts.text(tokens), tuple(tokens))

