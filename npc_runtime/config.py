@@ -81,7 +81,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         int,
         Meta(ge=0, le=10_000_000_000, description="how often a worker thread looks for work before it sleeps"),
     ] = 1_000_000
-    flash_attention: Annotated[FlashAttention, Meta(description="`auto`: on a GPU or with `q8_0`; a CPU is faster without")] = "auto"
+    flash_attention: Annotated[
+        FlashAttention, Meta(description="`auto`: on a GPU or with `q8_0`; a CPU is faster without")
+    ] = "auto"
     gpu_layers: Annotated[
         int, Meta(ge=-1, description="layers on the GPU, for builds that have one; -1: all; 0: none")
     ] = 0

@@ -34,6 +34,8 @@ class Context(Protocol):
     context_tokens: int
     decode_calls: int
     decoded_tokens: int
+    window: int
+    """Tokens of the sliding window; 0: the model has none."""
     cuttable: bool
     """Whether a restored cache can be cut anywhere: not that of a sliding window or of a recurrent model."""
 

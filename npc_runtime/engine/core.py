@@ -57,6 +57,11 @@ REST_SECONDS = 1.0
 """How long no turn must have run before KV is written to disk: in a quick dialogue a write would soon be outdated."""
 
 
+PAUSE_SECONDS = 0.05
+"""How long no turn must have run before anything is computed that nobody asked for: in a quick exchange between several
+characters it would stand in the way of the next one."""
+
+
 class EngineCore:
     """Owns the model, its lanes and its loaded adapters.
 
@@ -102,6 +107,7 @@ class EngineCore:
         self._keep: frozenset[str] | None = None
         self._next_token_at = 0.0
         self._rested_at = 0.0
+        self._paused_at = 0.0
         self._all_persisted = True
 
     def _layout(self, build: str) -> str:
@@ -182,9 +188,11 @@ class EngineCore:
             return max(0.0, self._next_token_at - self._clock()) if run.wants_token else 0.0
         if self._runs:
             return None
-        if self._preparations or self._measures or self.kv.has_chore():
+        if self._next_preparation() or self._measures or self.kv.has_chore():
             return 0.0
-        return None if self._all_persisted else max(0.0, self._rested_at - self._clock())
+        waits = [self._paused_at] if self._preparations else []
+        waits += [] if self._all_persisted else [self._rested_at]
+        return max(0.0, min(waits) - self._clock()) if waits else None
 
     def step(self) -> list[AnyEvent]:
         """Do the next piece of work: events that wait, a step of a turn, or something for which there is idle time."""
@@ -242,6 +250,7 @@ class EngineCore:
             if run.forgotten:
                 run.lane.release()
         self._free_adapters()
+        self._paused_at = self._clock() + PAUSE_SECONDS
         self._rested_at = self._clock() + REST_SECONDS
         self._all_persisted = self.kv.disk is None
 
@@ -250,12 +259,18 @@ class EngineCore:
             measure = self._measures.pop(0)
             plan = self.plan(measure.conversation)
             return [PersonaMeasured(measure.version, sum(map(len, plan.calls[: plan.persona])))]
-        if self._preparations:
-            name = next(iter(self._preparations))
+        if name := self._next_preparation():
             return self._step_preparation(name, *self._preparations[name])
         if not self.kv.chore() and self._clock() >= self._rested_at:
             self._all_persisted = not self.kv.persist()
         return []
+
+    def _next_preparation(self) -> str:
+        """The one that goes next: what was asked for before what was not; empty: none, or not yet."""
+        asked = [name for name, (preparation, _) in self._preparations.items() if preparation.command.prepare_id]
+        if asked:
+            return asked[0]
+        return next(iter(self._preparations), "") if self._clock() >= self._paused_at else ""
 
     def _step_preparation(self, name: str, preparation: Preparation, steps: Steps) -> list[AnyEvent]:
         try:
@@ -308,9 +323,13 @@ class EngineCore:
             self.adapter_switches += 1
         return lane, key, adapters
 
-    def kept_prefix(self, lane: Lane, plan: Plan) -> None:
-        """A call was decoded: where it was the last of the persona's fixed part, a copy is kept."""
+    def compute(self, lane: Lane, plan: Plan, call: Call, adapters: ActiveSet, *, want_logits: bool) -> None:
+        """Decode the plan's next call in the lane. Of a persona's fixed part, once it is complete, a copy is kept."""
+        if len(lane.calls) in plan.joints:
+            lane.pass_joint()
+        lane.decode(call, adapters, want_logits=want_logits)
         if len(lane.calls) == plan.persona:
+            lane.pass_joint()
             self.kv.keep_prefix(lane)
 
     def stats(self) -> EngineStats:

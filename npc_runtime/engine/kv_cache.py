@@ -63,11 +63,13 @@ class KvCache:
     def _evict(self, lane: Lane) -> None:
         if lane.calls:
             self.evictions += 1
+            if not lane.can_copy():
+                lane.cut(lane.joint)
             self.keep(lane)
 
     def keep(self, lane: Lane) -> None:
         """Have a copy of the lane's KV in memory."""
-        if self._keeps and lane.calls and not self.ram.holds(lane.key, lane.session_id, lane.calls):
+        if self._keeps and lane.calls and lane.can_copy() and not self.ram.holds(lane.key, lane.session_id, lane.calls):
             self.ram.put(lane.snapshot())
 
     def keep_prefix(self, lane: Lane) -> None:
@@ -100,7 +102,7 @@ class KvCache:
         """Another lane under the same key that begins as ``calls`` do, and how many calls they share."""
         found: tuple[Lane | None, int] = (None, 0)
         for other in self.lanes:
-            if other is lane or other.key != lane.key:
+            if other is lane or other.key != lane.key or not other.can_copy():
                 continue
             shared = shared_calls(other.calls, calls)
             if shared > found[1] and (lane.context.cuttable or shared == len(other.calls)):
@@ -132,7 +134,7 @@ class KvCache:
 
     def _wants_copy(self, lane: Lane) -> bool:
         # What found no room beside pinned copies is not tried again and again.
-        if not lane.calls or self._ram_budget == 0 or self._no_room == (lane, lane.position):
+        if not lane.calls or not lane.can_copy() or self._ram_budget == 0 or self._no_room == (lane, lane.position):
             return False
         return not self.ram.holds(lane.key, lane.session_id, lane.calls)
 
@@ -141,7 +143,12 @@ class KvCache:
         if self.disk is None:
             return False
         for lane in self.lanes:
-            if lane.calls and not lane.held and not self._is_on_disk(lane.key, lane.session_id, tuple(lane.calls)):
+            if (
+                lane.calls
+                and lane.can_copy()
+                and not lane.held
+                and not self._is_on_disk(lane.key, lane.session_id, tuple(lane.calls))
+            ):
                 return self._to_disk(lane.snapshot())
         for snapshot in self.ram:
             if not self._is_on_disk(snapshot.key, snapshot.session_id, snapshot.calls):

@@ -16,7 +16,13 @@ from npc_runtime.prompt import Call
 
 
 class Lane:
-    """One context and what its KV cache holds. ``session_id`` is empty where it is a persona's fixed part only."""
+    """One context and what its KV cache holds. ``session_id`` is empty where it is a persona's fixed part only.
+
+    ``joint`` is the last count of calls at which a copy is as good as the original. Without a sliding window that is
+    everywhere. With one, a copy lacks the cells that the window has left behind, and the others lie at other places
+    in the cache, which gives other low bits (Gemma 3, llama.cpp in llama-cpp-python 0.3.36). So the cache itself is
+    brought into that form at fixed points of every prompt, and copies are taken there only.
+    """
 
     def __init__(self, context: Context) -> None:
         self.context = context
@@ -26,6 +32,7 @@ class Lane:
         self.pinned = False
         self.held = False
         self.calls: list[Call] = []
+        self.joint = 0
         self.last_used = 0
 
     @property
@@ -43,8 +50,24 @@ class Lane:
         """Forget the conversation and its KV."""
         self.context.clear()
         self.calls.clear()
+        self.joint = 0
         self.session_id = self.key = self.persona_id = ""
         self.pinned = False
+
+    @property
+    def outgrown(self) -> bool:
+        """Whether it holds more than the model's sliding window."""
+        return 0 < self.context.window < self.position
+
+    def pass_joint(self) -> None:
+        """The calls so far end at a joint: bring the cache into the form that a restored one has."""
+        if self.outgrown and self.joint != len(self.calls):
+            self.restore(self.calls[:], self.context.save())
+        self.joint = len(self.calls)
+
+    def can_copy(self) -> bool:
+        """Whether a copy of all that is held is as good as the original."""
+        return not self.outgrown or self.joint == len(self.calls)
 
     def bind(self, adapters: ActiveSet) -> bool:
         """Make ``adapters`` the lane's set. True where that was a change (llama.cpp then plans its graphs anew)."""
@@ -70,6 +93,7 @@ class Lane:
         else:
             self.context.clear()
             self.calls.clear()
+        self.joint = self.joint if self.joint <= len(self.calls) else 0
 
     def decode(self, call: Call, adapters: ActiveSet, *, want_logits: bool) -> None:
         """Compute one call at the end of the KV. ``adapters`` is asserted to be active, on every call."""
@@ -85,9 +109,11 @@ class Lane:
     def restore(self, calls: Sequence[Call], data: bytes) -> bool:
         """Take the KV of ``calls`` from ``data``. False, and nothing held, where it is not taken."""
         self.calls.clear()
+        self.joint = 0
         if not self.context.restore(data, count_tokens(calls)):
             return False
         self.calls.extend(calls)
+        self.joint = len(self.calls)
         return True
 
 

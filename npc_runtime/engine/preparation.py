@@ -45,9 +45,8 @@ class Preparation:
             if lane.held or (lane.session_id, lane.key, len(lane.calls)) != (self.command.session_id, key, done):
                 yield [self.ended(superseded=True)]
                 return
-            lane.decode(calls[done], adapters, want_logits=False)
+            self._core.compute(lane, self._plan, calls[done], adapters, want_logits=False)
             self._computed += len(calls[done])
-            self._core.kept_prefix(lane, self._plan)
         self._ready, self._primed = count_tokens(calls), primed
         yield [self.ended()]
 
@@ -58,6 +57,8 @@ class Preparation:
         self._plan: Plan = self._core.plan(stable)
         if not self.command.session_id:
             return self._plan.calls[: self._plan.persona], ()
+        if not stable.line:
+            return self._plan.calls[: self._plan.history], ()
         known, left = self._known_line()
         primed = (*known, *self._core.chunks(left))
         return (*self._plan.calls[: self._plan.history], *primed), primed
@@ -83,6 +84,7 @@ class Preparation:
             superseded=superseded,
             error_code=code,
             error=error,
+            stats=self._core.stats(),
         )
 
 

@@ -113,7 +113,7 @@ class TurnRun:
                 generated_tokens=reply.generated,
                 dropped_exchanges=dropped,
                 drop_next=self._drop_next(conversation, reply, plan.line_cuts),
-                rebuilt=bool(conversation.exchanges) and reused < plan.history_tokens,
+                rebuilt=bool(conversation.exchanges) and reused < plan.said_tokens,
                 switch_ms=(switched - began) * 1e3,
                 restore_ms=(restored - switched) * 1e3,
                 prefill_ms=(prefilled - before) * 1e3,
@@ -162,8 +162,7 @@ class TurnRun:
         for index in range(len(lane.calls), len(calls)):
             if self.must_end:
                 return
-            lane.decode(calls[index], adapters, want_logits=index == len(calls) - 1)
-            self._core.kept_prefix(lane, plan)
+            self._core.compute(lane, plan, calls[index], adapters, want_logits=index == len(calls) - 1)
             yield []
 
     def _answer(self, lane: Lane, plan: Plan, adapters: ActiveSet) -> Generator[Events, None, Reply]:

@@ -106,7 +106,7 @@ class LlamaContext:
         self._memory = lib.llama_get_memory(self._context)
         self._batch = lib.llama_batch_init(options.chunk_tokens, 0, 1)
         self._n_vocab = n_vocab
-        self._window = window
+        self.window = window
         self.cuttable = not window and not recurrent
         self._adapters: tuple[tuple[LlamaAdapter, float], ...] = ()
         self.context_tokens = int(lib.llama_n_ctx(self._context))
@@ -175,7 +175,7 @@ class LlamaContext:
             self.clear()
             return True
         first = lib.llama_memory_seq_pos_min(self._memory, 0)
-        if self._window and first > max(0, position - self._window):
+        if self.window and first > max(0, position - self.window):
             return False
         return bool(lib.llama_memory_seq_rm(self._memory, 0, position, -1))
 
