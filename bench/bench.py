@@ -15,6 +15,7 @@ from bench.systems import Common, FlashAttention
 from bench.systems.daemon import Daemon, Played
 from bench.systems.direct import DirectLoop
 from bench.systems.llama_server import LlamaServer
+from npc_runtime.errors import NpcError
 
 PAUSE_S = 0.2
 """Between two systems, so that the worker threads of the one that had its round sleep again."""
@@ -44,7 +45,10 @@ class Bench:
     def daemon(self, **settings: Any) -> Iterator[Daemon]:
         """A running daemon whose model is loaded; what is played on it counts for B10."""
         with closing(Daemon(self.cast, self.common, **settings)) as daemon:
-            yield daemon.wait_ready()
+            try:
+                yield daemon.wait_ready()
+            except NpcError as error:
+                raise RuntimeError(f"{error}; the daemon's log ends: {daemon.last_words()}") from error
             self.keep_played(daemon)
 
     def keep_played(self, daemon: Daemon) -> None:

@@ -26,9 +26,9 @@ milliseconds are those of this machine.
 _PEERS = """\
 * **llama-server**: the wheel `xllamacpp`, per-request `lora`, prompt cache and RAM cache on (its defaults), as many
   slots as there is room for. It gets the whole prompt with every turn, as token ids.
-* **direct loop**: the bare loop on llama.cpp's C API, one context per conversation, no protocol; what the template puts before
-  a line is read after the reply before it, as this runtime does.
-  Its *prefill and one decode* is the floor in the goals; its TTFT above counts only the prefill.
+* **direct loop**: the bare loop on llama.cpp's C API, one context per conversation, no protocol. What the template puts
+  before a line is read after the reply before it, as this runtime does. Its *prefill and one decode* is the floor in
+  the goals; its TTFT above counts only the prefill.
 * **mistral.rs**: the wheel `mistralrs`, see its notes below the table.
 """
 

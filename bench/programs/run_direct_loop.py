@@ -60,7 +60,8 @@ class Loop:
         sampler = _sampler(request)
         start = Clock()
         self._decode(context, request["new_tokens"])
-        tokens, times = [], []
+        tokens: list[int] = []
+        times: list[float] = []
         while len(tokens) < request["count"]:
             tokens.append(lib.llama_sampler_sample(sampler, context, -1))
             times.append((Clock() - start) * 1e3)

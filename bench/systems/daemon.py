@@ -88,13 +88,14 @@ class Daemon:
     def _connect(self) -> Client:
         while not self.ready_file.exists():
             if self.process.poll() is not None:
-                raise NotAvailable(f"the daemon ended with exit code {self.process.returncode}: {self._last_words()}")
+                raise NotAvailable(f"the daemon ended with exit code {self.process.returncode}: {self.last_words()}")
             if time.perf_counter() - self.started > START_TIMEOUT_S:
                 raise NotAvailable(f"the daemon did not start within {START_TIMEOUT_S:g} s")
             time.sleep(0.002)
         return Client.from_ready_file(self.ready_file, timeout_s=START_TIMEOUT_S)
 
-    def _last_words(self) -> str:
+    def last_words(self) -> str:
+        """The end of its log."""
         self._log.seek(0)
         return " ".join(self._log.read().split())[-300:]
 
