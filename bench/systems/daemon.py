@@ -67,6 +67,7 @@ class Daemon:
             "prefill_threads": common.prefill_threads,
             "prefill_chunk_tokens": common.ubatch,
             "flash_attention": common.flash_attention,
+            "stuck_engine_seconds": 120,  # a machine that is busy with other things is no stuck engine
             "context_tokens": common.context_tokens,
             "kv_memory_mb": -(-lanes * common.context_tokens * KV_BYTES_PER_TOKEN // 2**20) + 1,
             **settings,
