@@ -165,9 +165,15 @@ def _about(run: Results) -> str:
     return (
         f"**{_label(run)}**, {run['date']}: {machine['cpu']}{' (virtual)' if machine['hypervisor'] else ''}, "
         f"{machine['physical_cores']} cores, {machine['memory_gib']} GiB, {flags}; {machine['system']}; up "
-        f"{load['uptime_s'] // 60} min, load {load['load_1_5_15'][0]}. Model {model['file']}, {model['bytes']:,} "
+        f"{load['uptime_s'] // 60} min, load {load['load_1_5_15'][0]}; {_others(run)}. Model {model['file']}, {model['bytes']:,} "
         f"bytes, sha256 {model['sha256'][:16]}…. Settings for all: {json.dumps(run['common'])}. {versions}.\n"
     )
+
+
+def _others(run: Results) -> str:
+    shares = {key: record.get("cpu_share_of_others", 0.0) for key, record in run["workloads"].items()}
+    most = max(shares, key=lambda key: shares[key])
+    return f"other programs used at most {shares[most]:.0%} of the machine (during {most})"
 
 
 def _row(*cells: str) -> str:
