@@ -165,8 +165,9 @@ def _about(run: Results) -> str:
     return (
         f"**{_label(run)}**, {run['date']}: {machine['cpu']}{' (virtual)' if machine['hypervisor'] else ''}, "
         f"{machine['physical_cores']} cores, {machine['memory_gib']} GiB, {flags}; {machine['system']}; up "
-        f"{load['uptime_s'] // 60} min, load {load['load_1_5_15'][0]}; {_others(run)}. Model {model['file']}, {model['bytes']:,} "
-        f"bytes, sha256 {model['sha256'][:16]}…. Settings for all: {json.dumps(run['common'])}. {versions}.\n"
+        f"{load['uptime_s'] // 60} min, load {load['load_1_5_15'][0]}; {_others(run)}. Model {model['file']}, "
+        f"{model['bytes']:,} bytes, sha256 {model['sha256'][:16]}…. "
+        f"Settings for all: {json.dumps(run['common'])}. {versions}.\n"
     )
 
 
