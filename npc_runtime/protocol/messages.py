@@ -189,9 +189,7 @@ class StartTurn(Request, frozen=True, kw_only=True, tag="start_turn"):
     priority: Annotated[Priority, Meta(description="who goes first; who waited too long counts as `player`")] = "normal"
     deadline_ms: Annotated[
         Annotated[float, Meta(gt=0, le=86_400_000)] | None,
-        Meta(
-            description="milliseconds from its arrival, at most a day; `deadline_exceeded` where nothing was said until then"
-        ),
+        Meta(description="milliseconds from its arrival; `deadline_exceeded` where nothing was said until then"),
     ] = None
 
 
