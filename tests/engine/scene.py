@@ -133,6 +133,7 @@ class Scene:
         while self.core.busy:
             if steps == cancel_after:
                 self.core.submit(StopTurn(turn.turn_id))
+            assert self.core.wait_seconds() is not None, "the engine waits for a command"
             events.extend(self.core.step())
             steps += 1
         return events
