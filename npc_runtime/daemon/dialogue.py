@@ -91,7 +91,7 @@ class Dialogue:
     ) -> None:
         self.sessions = Sessions(settings.max_sessions)
         self.voices = Voices(engine, self.sessions)
-        self.rehearsals = Rehearsals(engine, self.voices, self.sessions, send)
+        self.rehearsals = Rehearsals(engine, self.voices, self.sessions, send, settings.max_line_chars)
         self.turns = Turns(max_queued=settings.max_queued_turns, finished_kept=settings.finished_turns_kept)
         self.draining = False
         self.base_known = False

@@ -20,6 +20,7 @@ from npc_runtime.protocol.messages import AdapterListed, AdapterScale, SetAdapte
 
 log = logging.getLogger("npc_runtime.daemon")
 
+MAX_TRIES = 2
 MEASURED_FOR = "Player"
 """The player's name with which a persona's tokens are counted."""
 
@@ -34,6 +35,7 @@ class Voices:
         self._scales: dict[str, dict[str, float]] = {}
         self._tokens: dict[str, int] = {}
         self._asked: set[str] = set()
+        self._tries: dict[str, int] = {}
 
     def use(self, catalog: Catalog) -> None:
         """Speak by this catalog from now on; adapters that it does not know are freed."""
@@ -61,10 +63,12 @@ class Voices:
         if self._engine.state != "ready":
             return
         for entry in self.catalog.entries.values():
-            if entry.error is None and entry.version not in self._asked:
-                self._asked.add(entry.version)
+            version, tries = entry.version, self._tries.get(entry.version, 0)
+            if entry.error is None and version not in self._tokens and version not in self._asked and tries < MAX_TRIES:
+                self._asked.add(version)
+                self._tries[version] = tries + 1
                 bare = conversation(entry.persona, MEASURED_FOR, (), "")
-                self._engine.send(MeasurePersona(version=entry.version, conversation=bare))
+                self._engine.send(MeasurePersona(version=version, conversation=bare))
 
     def on_measured(self, event: PersonaMeasured) -> None:
         """The engine has counted."""
@@ -74,8 +78,9 @@ class Voices:
                 log.warning("%s: %s", entry.source, error.message)
 
     def on_engine_ready(self) -> None:
-        """A new engine does not know what the one before was asked."""
-        self._asked = set(self._tokens)
+        """A new engine does not know what the one before was asked. What was asked twice without an answer is not asked
+        again: it may be what the engine died of."""
+        self._asked.clear()
         self.measure()
 
     def tokens(self, entry: CatalogEntry) -> int | None:

@@ -57,6 +57,11 @@ def source(path: Path, scale: float = 1.0) -> AdapterSource:
     return AdapterSource(path.stem, file_digest(path), str(path), scale)
 
 
+def at(adapter: AdapterSource, scale: float) -> AdapterSource:
+    """The adapter at another scale."""
+    return msgspec.structs.replace(adapter, scale=scale)
+
+
 class Clock:
     """A clock that goes on only when it is told to, or by ``tick`` with every look at it."""
 
@@ -128,6 +133,7 @@ class Scene:
         while self.core.busy:
             if steps == cancel_after:
                 self.core.submit(StopTurn(turn.turn_id))
+            assert self.core.wait_seconds() is not None, "the engine waits for a command"
             events.extend(self.core.step())
             steps += 1
         return events

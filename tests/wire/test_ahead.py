@@ -3,9 +3,16 @@
 import pytest
 
 from npc_runtime.client import Client
-from npc_runtime.errors import InvalidField, PersonaTooLong, UnknownPersona, UnknownSession
+from npc_runtime.errors import (
+    DecodeError,
+    InvalidField,
+    MessageTooLarge,
+    PersonaTooLong,
+    UnknownPersona,
+    UnknownSession,
+)
 from npc_runtime.protocol import PROTOCOL_VERSION, encode
-from npc_runtime.protocol.messages import Hello, Warm
+from npc_runtime.protocol.messages import Hello, PastExchange, Warm
 from tests.support.daemon import Folders, running
 
 LINE = "What do you sell on a cold morning like this?"
@@ -147,3 +154,23 @@ def test_a_persona_that_is_too_long_is_told_when_it_is_loaded(daemon, client):
     with pytest.raises(PersonaTooLong, match="shorten it"):
         client.open_session("long")
     assert client.open_session("a").say("Hello.", max_tokens=2).wait().text
+
+
+def test_texts_beyond_their_limits_are_refused_before_they_reach_the_model(client):
+    session = client.open_session("a")
+    with pytest.raises(MessageTooLarge, match="max_line_chars"):
+        session.prime("A" * 5000)
+    with pytest.raises(InvalidField):
+        client.open_session("a", history=[PastExchange("Hello.", "A" * 20_001)])
+    with pytest.raises(InvalidField):
+        session.say("Hello.", deadline_ms=1e300).wait()
+    assert session.say("Hello.", max_tokens=2).wait().text
+
+
+def test_a_past_with_impossible_tokens_is_that_sessions_error_only(client):
+    bad = client.open_session("a", history=[PastExchange("Hello.", "Yes.", tokens=(2**31 - 1,))])
+    with pytest.raises(DecodeError):
+        bad.say("And?").wait()
+    odd = client.open_session("a", history=[PastExchange("Hello.", "Yes.", cuts=(0, 10**9, 1))])
+    assert odd.say("And?", max_tokens=2).wait().text
+    assert client.status().engine.restarts == 0
