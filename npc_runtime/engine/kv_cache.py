@@ -35,7 +35,7 @@ class KvCache:
         self._ram_budget = ram_budget
         self._no_room: tuple[Lane, int] | None = None
         self.disk = disk
-        self.ram = RamTier(ram_budget, self._to_disk)
+        self.ram = RamTier(ram_budget, self._pass_on)
         self.evictions = 0
         self.restored = {"resident": 0, "ram": 0, "disk": 0}
         self._keeps = ram_budget > 0 or disk is not None
@@ -153,7 +153,9 @@ class KvCache:
             ):
                 return self._to_disk(lane.snapshot())
         for snapshot in self.ram:
-            if not self._is_on_disk(snapshot.key, snapshot.session_id, snapshot.calls):
+            if not self._is_outdated(snapshot) and not self._is_on_disk(
+                snapshot.key, snapshot.session_id, snapshot.calls
+            ):
                 return self._to_disk(snapshot)
         return False
 
@@ -162,6 +164,17 @@ class KvCache:
         assert self.disk is not None
         slot = (key, session_id, () if session_id else calls)
         return self._persisted.get(slot) == calls or self.disk.holds(key, session_id, calls)
+
+    def _is_outdated(self, snapshot: Snapshot) -> bool:
+        """Whether it was copied from a lane that has gone on since: there is one file of both."""
+        lane = self.lanes.find(snapshot.session_id, snapshot.key) if snapshot.session_id else None
+        if lane is None or lane.held or not lane.can_copy():
+            return False
+        return bool(lane.calls) and tuple(lane.calls) != snapshot.calls
+
+    def _pass_on(self, snapshot: Snapshot) -> None:
+        if not self._is_outdated(snapshot):
+            self._to_disk(snapshot)
 
     def _to_disk(self, snapshot: Snapshot) -> bool:
         if self.disk is None or not self.disk.put(snapshot):

@@ -278,6 +278,22 @@ def test_every_lane_and_every_copy_is_written_to_disk_once(tmp_path):
     assert disk.holds(KEY, "s", (*HELLO, (7,)))
 
 
+def test_an_older_copy_of_a_conversation_that_has_a_lane_is_not_written_in_turn_with_the_newer_one(tmp_path):
+    disk = on_disk(tmp_path)
+    kv = cache(disk=disk)
+    computed(kv, "s")
+    assert kv.chore()
+    computed(kv, "s", (*HELLO, (7,)))
+    for _ in range(3):
+        kv.persist()
+        disk.flush(30)
+    assert not kv.persist()
+    assert disk.holds(KEY, "s", (*HELLO, (7,)))
+    kv.ram.put(Snapshot(KEY, "", "mira", ((9,),), b"x" * ROOM))
+    disk.flush(30)
+    assert disk.holds(KEY, "s", (*HELLO, (7,))), "nor when it has to make room"
+
+
 def test_a_file_that_made_room_for_others_is_not_written_again_and_again(tmp_path):
     disk = on_disk(tmp_path, budget=1)
     kv = cache(disk=disk)
