@@ -69,7 +69,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     kv_type: Annotated[KvType, Meta(description="numbers of the KV cache; `q8_0`: half the memory, less exact")] = "f16"
     ram_cache_mb: Annotated[
         int, Meta(ge=0, description="MiB for KV that lost its lane, and for persona prefixes; 0: none is kept")
-    ] = 256
+    ] = 512
     kv_dir: Annotated[str, Meta(description="folder that keeps KV over a restart; empty: none")] = ""
     disk_cache_mb: Annotated[int, Meta(ge=1, description="MiB in `kv_dir`; least recently used files go first")] = 1024
     prefill_chunk_tokens: Annotated[
@@ -81,7 +81,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         int,
         Meta(ge=0, le=10_000_000_000, description="how often a worker thread looks for work before it sleeps"),
     ] = 1_000_000
-    flash_attention: Annotated[FlashAttention, Meta(description="`auto`: on a GPU or with `q8_0`; a CPU is faster without")] = "auto"
+    flash_attention: Annotated[
+        FlashAttention, Meta(description="`auto`: on a GPU or with `q8_0`; a CPU is faster without")
+    ] = "auto"
     gpu_layers: Annotated[
         int, Meta(ge=-1, description="layers on the GPU, for builds that have one; -1: all; 0: none")
     ] = 0

@@ -14,7 +14,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from npc_runtime.adapter import read_adapter
 from npc_runtime.catalog.catalog import WIRE, AdapterFile, Catalog, CatalogEntry, FileProblem
 from npc_runtime.catalog.reads import Reads, Signature, signature
 from npc_runtime.errors import (
@@ -243,6 +242,9 @@ class CatalogBuilder:
 
     def _load_adapter(self, path: Path, sign: Signature) -> AdapterFile:
         name = path.relative_to(self.adapters_dir).with_suffix("").as_posix()
+        # Brings gguf and numpy along: 0.1 s that need not pass before the daemon answers its first hello.
+        from npc_runtime.adapter import read_adapter
+
         return AdapterFile(name, path, read_adapter(path, self._max_adapter_bytes), sign)
 
     @staticmethod

@@ -11,7 +11,6 @@ from npc_runtime import __version__
 from npc_runtime.cli import personas, serve, talk, tune
 from npc_runtime.cli.demo import demo
 from npc_runtime.errors import ConfigError, NpcError
-from npc_runtime.training.cli import app as adapter_app
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -26,7 +25,18 @@ app.command(name="personas")(personas.personas)
 app.command()(personas.status)
 app.command()(tune.tune)
 app.command()(demo)
-app.add_typer(adapter_app, name="adapter", help="Train and evaluate adapters.")
+
+
+@app.command(
+    name="adapter",
+    help="Train and evaluate adapters.",
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
+)
+def adapter(context: typer.Context) -> None:
+    """The commands of the training package, imported for them only: a daemon must start quickly."""
+    from npc_runtime.training.cli import app as adapter_app
+
+    adapter_app(context.args, prog_name="npc-runtime adapter", standalone_mode=False)
 
 
 def _version(show: bool) -> None:

@@ -92,6 +92,7 @@ class Chat:
             if session.greeting:
                 _speaker(session.name)
                 console.print(session.greeting, markup=False)
+            session.warm_soon()
         return self._sessions[persona]
 
 

@@ -19,8 +19,8 @@ import platformdirs
 import zmq
 
 from npc_runtime import __version__
-from npc_runtime.errors import ConnectionLost, NpcError, from_code
-from npc_runtime.protocol import PROTOCOL_VERSION, decode_answer, encode
+from npc_runtime.errors import ConnectionLost, NpcError
+from npc_runtime.protocol import PROTOCOL_VERSION, answered_error, decode_answer, encode
 from npc_runtime.protocol.messages import (
     AdapterListed,
     AdapterScale,
@@ -230,7 +230,7 @@ class Client:
             self._receive(deadline)
         answer = self._inbox[number].popleft()
         if isinstance(answer, Error):
-            raise from_code(answer.code, answer.message)
+            raise answered_error(answer)
         return answer
 
     def forget(self, number: int) -> None:
@@ -265,7 +265,7 @@ class Client:
             self._inbox[answer.reply_to].append(answer)
         elif isinstance(answer, Error) and answer.reply_to is None:
             # Not even the id of what we sent could be read, or messages to us were dropped: whoever waits must know.
-            raise from_code(answer.code, answer.message)
+            raise answered_error(answer)
 
 
 class Session:
@@ -313,9 +313,17 @@ class Session:
         """The player comes near: have all computed up to where the line begins; returns when that is done."""
         return self.client._ask(Warm(id=self.client._id(), session_id=self.id), Warmed)
 
+    def warm_soon(self) -> None:
+        """As :meth:`warm`, without waiting for it."""
+        self.client.forget(self.client.post(Warm(id=self.client._id(), session_id=self.id)))
+
     def prime(self, text_so_far: str) -> Primed:
         """The player is typing: have the line so far read, all but its last word; returns when that is done."""
         return self.client._ask(Prime(id=self.client._id(), session_id=self.id, text=text_so_far), Primed)
+
+    def prime_soon(self, text_so_far: str) -> None:
+        """As :meth:`prime`, without waiting for it: to be called with every few letters that are typed."""
+        self.client.forget(self.client.post(Prime(id=self.client._id(), session_id=self.id, text=text_so_far)))
 
     def history(self) -> History:
         """What the next prompt remembers; ``open_session(history=…)`` takes it back."""

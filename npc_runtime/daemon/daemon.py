@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from npc_runtime.catalog import BaseIdentity, Catalog, CatalogBuilder
+from npc_runtime.catalog import BaseIdentity, CatalogBuilder
 from npc_runtime.config import Settings
 from npc_runtime.daemon.catalog_thread import CatalogResult, CatalogThread, Scan, UseBase
 from npc_runtime.daemon.dialogue import Dialogue
@@ -25,13 +25,6 @@ from npc_runtime.daemon.server import Server, new_daemon_id
 from npc_runtime.daemon.turns import Turn
 from npc_runtime.engine.commands import (
     EngineReady,
-    KeepAdapters,
-    PersonaMeasured,
-    Prepared,
-    ReplyDelta,
-    TurnBegan,
-    TurnDone,
-    TurnFailed,
     engine_settings,
 )
 from npc_runtime.errors import InternalError, SlowConsumer
@@ -181,24 +174,13 @@ class Daemon:
 
     def _on_catalog(self, result: CatalogResult) -> None:
         if result.catalog is not self.dialogue.voices.catalog:
-            self._use_catalog(result.catalog)
+            self.dialogue.voices.use(result.catalog)
         self.requests.on_catalog(result)
         if isinstance(result.token, Turn):
             result.token.files = "current"
         elif isinstance(result.token, EngineReady):
             self.dialogue.base_known = True
         self.dialogue.pump()
-
-    def _use_catalog(self, catalog: Catalog) -> None:
-        before = {p.message for p in self.dialogue.voices.catalog.problems}
-        for problem in catalog.problems:
-            if problem.message not in before:
-                log.warning("%s", problem.message)
-        self.dialogue.voices.catalog = catalog
-        self.dialogue.voices.measure()
-        in_use = {file.header.digest for entry in catalog.entries.values() for file in entry.adapters}
-        known = {file.header.digest for file in catalog.adapters.values()}
-        self.engine.send(KeepAdapters(tuple(sorted(in_use | known))))
 
     def _on_engine(self, process: EngineProcess, message: EngineMessage) -> None:
         if not self.engine.take(process, message):
@@ -208,17 +190,7 @@ class Daemon:
                 made_for = message.source_digest or message.digest
                 self.catalog_thread.submit(UseBase(BaseIdentity(message.architecture, made_for)), message)
                 self.dialogue.on_engine_ready()
-            case Prepared():
-                self.dialogue.on_prepared(message)
-            case PersonaMeasured():
-                self.dialogue.voices.on_measured(message)
-            case TurnBegan():
-                self.dialogue.on_began(message)
-            case ReplyDelta():
-                self.dialogue.on_delta(message)
-            case TurnDone():
-                self.dialogue.on_done(message)
-            case TurnFailed():
-                self.dialogue.on_failed(message)
             case EngineDied():
                 self.dialogue.on_engine_lost()
+            case _:
+                self.dialogue.take(message)

@@ -10,19 +10,22 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Callable
+from typing import Literal
 
 import msgspec
 
 from npc_runtime.catalog import CatalogEntry
 from npc_runtime.config import Settings
-from npc_runtime.daemon.engine_client import EngineClient
+from npc_runtime.daemon.engine_link import EngineLink
 from npc_runtime.daemon.rehearsals import Rehearsals
 from npc_runtime.daemon.schedule import Schedule
 from npc_runtime.daemon.sessions import Session, Sessions
 from npc_runtime.daemon.turns import Listener, Turn, Turns
 from npc_runtime.daemon.voices import Voices, conversation
 from npc_runtime.engine.commands import (
+    AnyEvent,
     DropKv,
+    PersonaMeasured,
     Prepared,
     ReplyDelta,
     RunTurn,
@@ -81,14 +84,14 @@ class Dialogue:
     def __init__(
         self,
         settings: Settings,
-        engine: EngineClient,
+        engine: EngineLink,
         send: Callable[[bytes, Answer], bool],
         look_again: Callable[[Turn], None],
         clock: Callable[[], float],
     ) -> None:
         self.sessions = Sessions(settings.max_sessions)
         self.voices = Voices(engine, self.sessions)
-        self.rehearsals = Rehearsals(engine, self.voices, self.sessions, send)
+        self.rehearsals = Rehearsals(engine, self.voices, self.sessions, send, settings.max_line_chars)
         self.turns = Turns(max_queued=settings.max_queued_turns, finished_kept=settings.finished_turns_kept)
         self.draining = False
         self.base_known = False
@@ -171,7 +174,7 @@ class Dialogue:
         if len(queue) < self.turns.max_queued:
             return
         error = Busy(
-            f"{len(queue)} turns are waiting, as many as max_queued_turns allows; try again later",
+            f"the queue is full: {len(queue)} waiting, as many as max_queued_turns allows; try again later",
             position=len(queue),
             retry_after_ms=self._turn_seconds * 1e3 / self._settings.max_active_turns,
         )
@@ -303,11 +306,17 @@ class Dialogue:
 
     def cancel_turn(self, request: CancelTurn) -> TurnCancelled:
         """Stop a turn; what it was when the request came."""
-        turn = self.turns.find(request.turn_id)
-        was = turn.state if turn is not None else "unknown"
-        if turn is not None:
-            self._cancel(turn, keep=request.keep)
+        was = self.cancel(request.turn_id, keep=request.keep)
         return TurnCancelled(reply_to=request.id, turn_id=request.turn_id, was=was)
+
+    def cancel(self, turn_id: str, *, keep: bool) -> Literal["queued", "running", "finished", "unknown"]:
+        """Stop a turn, if there is one of that id; what it was."""
+        turn = self.turns.find(turn_id)
+        if turn is None:
+            return "unknown"
+        was = turn.state
+        self._cancel(turn, keep=keep)
+        return was
 
     def cancel_of(self, client: bytes) -> None:
         """A client is gone: cancel every turn that nobody else listens to."""
@@ -360,9 +369,21 @@ class Dialogue:
         self.voices.on_engine_ready()
         self.rehearsals.on_engine_ready()
 
-    def on_prepared(self, event: Prepared) -> None:
-        """Something was computed in advance."""
-        self.rehearsals.on_prepared(event)
+    def take(self, event: AnyEvent) -> None:
+        """What the engine has done."""
+        match event:
+            case Prepared():
+                self.rehearsals.on_prepared(event)
+            case PersonaMeasured():
+                self.voices.on_measured(event)
+            case TurnBegan():
+                self.on_began(event)
+            case ReplyDelta():
+                self.on_delta(event)
+            case TurnDone():
+                self.on_done(event)
+            case TurnFailed():
+                self.on_failed(event)
 
     def on_began(self, event: TurnBegan) -> None:
         """The engine has loaded and bound the adapters."""

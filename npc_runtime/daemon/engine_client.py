@@ -17,6 +17,7 @@ from npc_runtime.engine.commands import (
     EngineReady,
     EngineSettings,
     EngineStats,
+    Prepared,
     Probe,
     TurnDone,
     TurnFailed,
@@ -103,7 +104,7 @@ class EngineClient:
                 self.stats = stats
                 if number == self._probe:
                     self._probed_at = None
-            case TurnDone() | TurnFailed():
+            case TurnDone() | TurnFailed() | Prepared():
                 self.stats = message.stats
             case EngineDied():
                 self._restart(message)

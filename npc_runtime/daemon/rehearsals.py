@@ -10,12 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from npc_runtime.catalog import CatalogEntry
-from npc_runtime.daemon.engine_client import EngineClient
+from npc_runtime.daemon.engine_link import EngineLink
 from npc_runtime.daemon.sessions import Session, Sessions
 from npc_runtime.daemon.turns import Listener
 from npc_runtime.daemon.voices import Voices, conversation
 from npc_runtime.engine.commands import AdapterSource, Prepare, Prepared
-from npc_runtime.errors import Busy, EngineCrashed, InvalidField, NpcError, from_code
+from npc_runtime.errors import Busy, EngineCrashed, InvalidField, MessageTooLarge, NpcError, from_code
 from npc_runtime.persona import persona_key
 from npc_runtime.prompt import Conversation
 from npc_runtime.protocol import error_answer
@@ -34,9 +34,15 @@ class Rehearsals:
     """``send(client, answer)`` delivers."""
 
     def __init__(
-        self, engine: EngineClient, voices: Voices, sessions: Sessions, send: Callable[[bytes, Answer], bool]
+        self,
+        engine: EngineLink,
+        voices: Voices,
+        sessions: Sessions,
+        send: Callable[[bytes, Answer], bool],
+        max_line_chars: int,
     ) -> None:
         self._engine = engine
+        self._max_line_chars = max_line_chars
         self._voices = voices
         self._sessions = sessions
         self._send = send
@@ -48,6 +54,10 @@ class Rehearsals:
         """Have it done. Raises what is wrong with the request."""
         if isinstance(request, Warm) and (request.persona is None) == (request.session_id is None):
             raise InvalidField("warm: give either persona or session_id, exactly one of them")
+        if isinstance(request, Prime) and len(request.text) > self._max_line_chars:
+            raise MessageTooLarge(
+                f"prime: text has {len(request.text)} characters; allowed are {self._max_line_chars} (max_line_chars)"
+            )
         if error := self._engine.unavailable():
             raise error
         if len(self._not_sent) + len(self._waiting) >= MAX_WAITING:

@@ -10,9 +10,9 @@ import logging
 
 from npc_runtime.catalog import Catalog, CatalogEntry
 from npc_runtime.daemon.adapter_set import check_scales, scaled_adapters, turn_adapters
-from npc_runtime.daemon.engine_client import EngineClient
+from npc_runtime.daemon.engine_link import EngineLink
 from npc_runtime.daemon.sessions import Session, Sessions
-from npc_runtime.engine.commands import AdapterSource, MeasurePersona, PersonaMeasured
+from npc_runtime.engine.commands import AdapterSource, KeepAdapters, MeasurePersona, PersonaMeasured
 from npc_runtime.errors import InvalidField, PersonaTooLong
 from npc_runtime.persona import Persona, persona_key
 from npc_runtime.prompt import Conversation, Exchange, greeting_text, system_text
@@ -20,6 +20,7 @@ from npc_runtime.protocol.messages import AdapterListed, AdapterScale, SetAdapte
 
 log = logging.getLogger("npc_runtime.daemon")
 
+MAX_TRIES = 2
 MEASURED_FOR = "Player"
 """The player's name with which a persona's tokens are counted."""
 
@@ -27,13 +28,26 @@ MEASURED_FOR = "Player"
 class Voices:
     """The catalog in use and what was changed at run time."""
 
-    def __init__(self, engine: EngineClient, sessions: Sessions) -> None:
+    def __init__(self, engine: EngineLink, sessions: Sessions) -> None:
         self.catalog = Catalog()
         self._engine = engine
         self._sessions = sessions
         self._scales: dict[str, dict[str, float]] = {}
         self._tokens: dict[str, int] = {}
         self._asked: set[str] = set()
+        self._tries: dict[str, int] = {}
+
+    def use(self, catalog: Catalog) -> None:
+        """Speak by this catalog from now on; adapters that it does not know are freed."""
+        before = {problem.message for problem in self.catalog.problems}
+        for problem in catalog.problems:
+            if problem.message not in before:
+                log.warning("%s", problem.message)
+        self.catalog = catalog
+        self.measure()
+        in_use = {file.header.digest for entry in catalog.entries.values() for file in entry.adapters}
+        known = {file.header.digest for file in catalog.adapters.values()}
+        self._engine.send(KeepAdapters(tuple(sorted(in_use | known))))
 
     def usable(self, persona_id: str) -> CatalogEntry:
         """The persona's newest version. Raises UnknownPersona, or why it cannot be talked to."""
@@ -49,10 +63,12 @@ class Voices:
         if self._engine.state != "ready":
             return
         for entry in self.catalog.entries.values():
-            if entry.error is None and entry.version not in self._asked:
-                self._asked.add(entry.version)
+            version, tries = entry.version, self._tries.get(entry.version, 0)
+            if entry.error is None and version not in self._tokens and version not in self._asked and tries < MAX_TRIES:
+                self._asked.add(version)
+                self._tries[version] = tries + 1
                 bare = conversation(entry.persona, MEASURED_FOR, (), "")
-                self._engine.send(MeasurePersona(version=entry.version, conversation=bare))
+                self._engine.send(MeasurePersona(version=version, conversation=bare))
 
     def on_measured(self, event: PersonaMeasured) -> None:
         """The engine has counted."""
@@ -62,8 +78,9 @@ class Voices:
                 log.warning("%s: %s", entry.source, error.message)
 
     def on_engine_ready(self) -> None:
-        """A new engine does not know what the one before was asked."""
-        self._asked = set(self._tokens)
+        """A new engine does not know what the one before was asked. What was asked twice without an answer is not asked
+        again: it may be what the engine died of."""
+        self._asked.clear()
         self.measure()
 
     def tokens(self, entry: CatalogEntry) -> int | None:

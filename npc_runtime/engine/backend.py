@@ -34,6 +34,8 @@ class Context(Protocol):
     context_tokens: int
     decode_calls: int
     decoded_tokens: int
+    window: int
+    """Tokens of the sliding window; 0: the model has none."""
     cuttable: bool
     """Whether a restored cache can be cut anywhere: not that of a sliding window or of a recurrent model."""
 
@@ -126,6 +128,10 @@ class Backend(Protocol):
 
     def new_context(self, options: ContextOptions) -> Context:
         """A context of its own."""
+        ...
+
+    def close(self) -> None:
+        """Free the model; its contexts and adapters are gone."""
         ...
 
     def new_sampler(self, sampling: Sampling, seed: int, min_tokens: int, recent: Sequence[int]) -> Sampler:

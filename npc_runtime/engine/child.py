@@ -14,6 +14,7 @@ import queue
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -54,17 +55,28 @@ def main() -> None:
 
 
 def _load(settings: EngineSettings, out: BinaryIO) -> EngineCore:
-    from npc_runtime.llama import GpuOptions, LlamaModel, build_id
-
     if settings.low_priority:
         psutil.Process().nice(getattr(psutil, "BELOW_NORMAL_PRIORITY_CLASS", LOW_PRIORITY))
+    core = new_core(settings, lambda event: _send(out, event))
+    _send(out, core.ready(Path(settings.base_model).name))
+    return core
+
+
+def new_core(settings: EngineSettings, notify: Callable[[AnyEvent], None] = lambda event: None) -> EngineCore:
+    """The engine over the real model, in this process. Raises ConfigError or EngineUnavailable."""
+    from npc_runtime.llama import GpuOptions, LlamaModel, build_id
+
     path = Path(settings.base_model)
-    digest = file_digest(path)
     gpu = GpuOptions(settings.gpu_layers, settings.gpu_device, settings.gpu_split)
     model = LlamaModel(path, gpu)
-    core = EngineCore(model, settings, base_digest=digest, build=build_id(), notify=lambda event: _send(out, event))
-    _send(out, msgspec.structs.replace(core.ready(path.name), source_digest=model.source_digest))
-    return core
+    return EngineCore(
+        model,
+        settings,
+        base_digest=file_digest(path),
+        source_digest=model.source_digest,
+        build=build_id(),
+        notify=notify,
+    )
 
 
 def _serve(core: EngineCore, commands: queue.SimpleQueue[dict[str, Any]], out: BinaryIO) -> None:

@@ -249,6 +249,7 @@ class Prepared(Event, frozen=True, kw_only=True, tag="prepared"):
     superseded: bool
     error_code: str
     error: str
+    stats: EngineStats
 
 
 class AdapterLoading(Event, frozen=True, tag="adapter_loading"):

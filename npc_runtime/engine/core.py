@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from npc_runtime.engine.adapters import LoadedAdapters
@@ -57,9 +57,19 @@ REST_SECONDS = 1.0
 """How long no turn must have run before KV is written to disk: in a quick dialogue a write would soon be outdated."""
 
 
+PAUSE_SECONDS = 0.05
+"""How long no turn must have run before anything is computed that nobody asked for: in a quick exchange between several
+characters it would stand in the way of the next one."""
+
+
+PrepareName = tuple[str, str]
+"""There is one preparation of a session; one without a session is known by its own id."""
+
+
 class EngineCore:
     """Owns the model, its lanes and its loaded adapters.
 
+    ``base_digest`` is that of the file that is loaded, ``source_digest`` of the one that it was prepared from, if any.
     ``notify`` gets events that must be out before the call that follows them (a file is about to be loaded).
     """
 
@@ -69,6 +79,7 @@ class EngineCore:
         settings: EngineSettings,
         *,
         base_digest: str,
+        source_digest: str = "",
         build: str,
         clock: Callable[[], float] = time.perf_counter,
         notify: Callable[[AnyEvent], None] = lambda event: None,
@@ -76,6 +87,7 @@ class EngineCore:
         self.backend = backend
         self.settings = settings
         self.base_digest = base_digest
+        self.source_digest = source_digest
         self.template = choose_template(backend)
         wants_bos = backend.adds_bos or (isinstance(self.template, JinjaTemplate) and self.template.wants_bos)
         self.bos = backend.bos if wants_bos else None
@@ -96,12 +108,13 @@ class EngineCore:
         self._clock = clock
         self._runs: dict[str, tuple[TurnRun, Steps]] = {}
         self._running: tuple[str, ...] | None = None
-        self._preparations: dict[str, tuple[Preparation, Steps]] = {}
+        self._preparations: dict[PrepareName, tuple[Preparation, Steps]] = {}
         self._measures: list[MeasurePersona] = []
         self._events: list[AnyEvent] = []
         self._keep: frozenset[str] | None = None
         self._next_token_at = 0.0
         self._rested_at = 0.0
+        self._paused_at = 0.0
         self._all_persisted = True
 
     def _layout(self, build: str) -> str:
@@ -120,17 +133,23 @@ class EngineCore:
             case RunTurn():
                 self._supersede(command.session_id)
                 run = TurnRun(command, self, self._clock)
-                run.used_before = min((other.share for other, _ in self._runs.values()), default=0.0)
+                run.go_on_beside(self._side_by_side(self._running or ()))
                 self._runs[command.turn_id] = run, run.steps()
             case StopTurn(turn_id):
                 if turn_id in self._runs:
                     self._runs[turn_id][0].cancelled = True
             case SetRunning(turn_ids):
+                ran = self._side_by_side(self._running or ())
+                went_on = [run for run in ran if run.turn.turn_id in turn_ids]
+                for run in self._side_by_side(turn_ids):
+                    if run not in ran:
+                        run.go_on_beside(went_on)
                 self._running = turn_ids
             case Prepare():
                 self._supersede(command.session_id)
                 preparation = Preparation(command, self)
-                self._preparations[command.session_id or command.prepare_id] = preparation, preparation.steps()
+                name = command.session_id, "" if command.session_id else command.prepare_id
+                self._preparations[name] = preparation, preparation.steps()
             case MeasurePersona():
                 self._measures.append(command)
             case DropKv():
@@ -145,8 +164,8 @@ class EngineCore:
 
     def _supersede(self, session_id: str) -> None:
         """A newer preparation or a turn takes the place of the session's preparation."""
-        if session_id and session_id in self._preparations:
-            preparation, _ = self._preparations.pop(session_id)
+        if session_id and (session_id, "") in self._preparations:
+            preparation, _ = self._preparations.pop((session_id, ""))
             self._events.append(preparation.ended(superseded=True))
 
     def _drop(self, command: DropKv) -> None:
@@ -181,10 +200,14 @@ class EngineCore:
         if (run := self._next_run()) is not None:
             return max(0.0, self._next_token_at - self._clock()) if run.wants_token else 0.0
         if self._runs:
-            return None
-        if self._preparations or self._measures or self.kv.has_chore():
+            return min(
+                (left for run, _ in self._runs.values() if (left := run.seconds_left()) is not None), default=None
+            )
+        if self._next_preparation() is not None or self._measures or self.kv.has_chore():
             return 0.0
-        return None if self._all_persisted else max(0.0, self._rested_at - self._clock())
+        waits = [self._paused_at] if self._preparations else []
+        waits += [] if self._all_persisted else [self._rested_at]
+        return max(0.0, min(waits) - self._clock()) if waits else None
 
     def step(self) -> list[AnyEvent]:
         """Do the next piece of work: events that wait, a step of a turn, or something for which there is idle time."""
@@ -203,8 +226,10 @@ class EngineCore:
         """Of the turns that are to run, the one that has had the least time."""
         if self._running is None:
             return next((run for run, _ in self._runs.values()), None)
-        chosen = [self._runs[turn_id][0] for turn_id in self._running if turn_id in self._runs]
-        return min(chosen, key=lambda run: run.share, default=None)
+        return min(self._side_by_side(self._running), key=lambda run: run.share, default=None)
+
+    def _side_by_side(self, turn_ids: Sequence[str]) -> list[TurnRun]:
+        return [self._runs[turn_id][0] for turn_id in turn_ids if turn_id in self._runs]
 
     def _step_turn(self, run: TurnRun) -> list[AnyEvent]:
         began = self._clock()
@@ -242,6 +267,7 @@ class EngineCore:
             if run.forgotten:
                 run.lane.release()
         self._free_adapters()
+        self._paused_at = self._clock() + PAUSE_SECONDS
         self._rested_at = self._clock() + REST_SECONDS
         self._all_persisted = self.kv.disk is None
 
@@ -250,28 +276,43 @@ class EngineCore:
             measure = self._measures.pop(0)
             plan = self.plan(measure.conversation)
             return [PersonaMeasured(measure.version, sum(map(len, plan.calls[: plan.persona])))]
-        if self._preparations:
-            name = next(iter(self._preparations))
+        if (name := self._next_preparation()) is not None:
             return self._step_preparation(name, *self._preparations[name])
-        if not self.kv.chore() and self._clock() >= self._rested_at:
-            self._all_persisted = not self.kv.persist()
+        if not self.kv.chore() and self._clock() >= self._rested_at and not self.kv.persist():
+            self._all_persisted = self.kv.disk is None or not self.kv.disk.full
+            self._rested_at = self._clock() + REST_SECONDS
         return []
 
-    def _step_preparation(self, name: str, preparation: Preparation, steps: Steps) -> list[AnyEvent]:
+    def _next_preparation(self) -> PrepareName | None:
+        """The one that goes next: what was asked for before what was not; None: there is none, or not yet."""
+        asked = [name for name, (preparation, _) in self._preparations.items() if preparation.command.prepare_id]
+        if asked:
+            return asked[0]
+        return next(iter(self._preparations), None) if self._clock() >= self._paused_at else None
+
+    def _step_preparation(self, name: PrepareName, preparation: Preparation, steps: Steps) -> list[AnyEvent]:
         try:
             events = next(steps)
             if events:
                 self._forget_preparation(name)
             return events
-        except (NpcError, DecodeFailed) as error:
-            code = error.code if isinstance(error, NpcError) else DecodeError.code
-            self._forget_preparation(name)
-            for lane in self.lanes:
-                if not lane.held and lane.session_id == preparation.command.session_id:
-                    lane.release()
-            return [preparation.ended(code=code, error=str(error))]
+        except NpcError as error:
+            return self._fail_preparation(name, preparation, error)
+        except DecodeFailed as error:
+            return self._fail_preparation(name, preparation, DecodeError(str(error)))
+        except Exception as error:
+            log.exception("a preparation failed")
+            text = f"the engine failed inside a preparation ({type(error).__name__}); see its log"
+            return self._fail_preparation(name, preparation, InternalError(text))
 
-    def _forget_preparation(self, name: str) -> None:
+    def _fail_preparation(self, name: PrepareName, preparation: Preparation, error: NpcError) -> list[AnyEvent]:
+        self._forget_preparation(name)
+        for lane in self.lanes:
+            if not lane.held and lane.session_id == preparation.command.session_id:
+                lane.release()
+        return [preparation.ended(code=error.code, error=error.message)]
+
+    def _forget_preparation(self, name: PrepareName) -> None:
         del self._preparations[name]
         self._rested_at = self._clock() + REST_SECONDS
         self._all_persisted = self.kv.disk is None
@@ -287,6 +328,16 @@ class EngineCore:
                     continue
                 return
 
+    def close(self, timeout_s: float = 10.0) -> None:
+        """Keep on disk what is to be kept and free everything."""
+        self.persist_all(timeout_s)
+        if self.kv.disk is not None:
+            self.kv.disk.close()
+        self.adapters.release(frozenset(), self.lanes.unbind)
+        for lane in self.lanes:
+            lane.context.close()
+        self.backend.close()
+
     # What turns and preparations use
 
     def plan(self, conversation: Conversation) -> Plan:
@@ -299,18 +350,29 @@ class EngineCore:
         size = self.settings.chunk_tokens
         return [tokens[start : start + size] for start in range(0, len(tokens), size)]
 
+    def has_lane(self, spoken: Spoken) -> bool:
+        """Whether the conversation is in a lane."""
+        return self.lanes.find(spoken.session_id, self._key(spoken)) is not None
+
+    def _key(self, spoken: Spoken) -> str:
+        return kv_key(self.base_digest, spoken.adapters, self.layout)
+
     def place(self, spoken: Spoken) -> tuple[Lane, str, ActiveSet]:
         """A lane for the conversation, bound to its adapters; and its KV key."""
         adapters = self.adapters.active_set(spoken.adapters, self._leased(), self.lanes.unbind)
-        key = kv_key(self.base_digest, spoken.adapters, self.layout)
+        key = self._key(spoken)
         lane = self.kv.place(spoken.session_id, spoken.persona_id, key, adapters, pinned=spoken.pinned)
         if lane.bind(adapters):
             self.adapter_switches += 1
         return lane, key, adapters
 
-    def kept_prefix(self, lane: Lane, plan: Plan) -> None:
-        """A call was decoded: where it was the last of the persona's fixed part, a copy is kept."""
+    def compute(self, lane: Lane, plan: Plan, call: Call, adapters: ActiveSet, *, want_logits: bool) -> None:
+        """Decode the plan's next call in the lane. Of a persona's fixed part, once it is complete, a copy is kept."""
+        if len(lane.calls) in plan.joints:
+            lane.pass_joint()
+        lane.decode(call, adapters, want_logits=want_logits)
         if len(lane.calls) == plan.persona:
+            lane.pass_joint()
             self.kv.keep_prefix(lane)
 
     def stats(self) -> EngineStats:
@@ -344,6 +406,7 @@ class EngineCore:
         return EngineReady(
             architecture=self.backend.architecture,
             digest=self.base_digest,
+            source_digest=self.source_digest,
             name=name,
             template=type(self.template).__name__,
             stats=self.stats(),

@@ -73,11 +73,14 @@ class DiskTier:
         self._entries: dict[str, Entry] = {}
         self._pending: dict[str, Snapshot] = {}
         self._writing = ""
+        self._closed = False
+        self._thread = threading.Thread(target=self._write_all, daemon=True)
         self.dropped = 0
         self.usable = self._prepare()
         if self.usable:
             self._read_folder()
-            threading.Thread(target=self._write_all, daemon=True).start()
+            self._keep_budget()
+            self._thread.start()
 
     def _prepare(self) -> bool:
         try:
@@ -103,7 +106,9 @@ class DiskTier:
                 if stat.st_size != data_at + header.data_bytes:
                     raise ValueError(f"it has {stat.st_size} bytes instead of {data_at + header.data_bytes}")
             except (OSError, ValueError) as error:
-                self._discard(path, error)
+                self._count_dropped(path, error)
+                with contextlib.suppress(OSError):
+                    path.unlink()
                 continue
             self._entries[path.name] = Entry(path, header, data_at, stat.st_mtime)
 
@@ -127,12 +132,12 @@ class DiskTier:
                 data = file.read()
             if len(data) != header.data_bytes or _checksum(header, data) != header.checksum:
                 raise ValueError("its checksum is wrong")
-            if header != entry.header:
-                raise ValueError("it was replaced by another")
         except (OSError, ValueError) as error:
             self.forget(entry)
-            self._discard(entry.path, error)
+            self._count_dropped(entry.path, error)
             return None
+        if header != entry.header:
+            return None  # a newer one has just taken its place
         with self._lock:
             entry.used = time.time()
         with contextlib.suppress(OSError):
@@ -157,15 +162,31 @@ class DiskTier:
             self._lock.notify_all()
         return True
 
+    @property
+    def full(self) -> bool:
+        """Whether no more can be put before something was written."""
+        with self._lock:
+            return len(self._pending) >= MAX_PENDING
+
     def flush(self, timeout_s: float | None = None) -> bool:
         """Wait until all that was put is written; False where that takes longer than ``timeout_s``."""
         with self._lock:
             return self._lock.wait_for(lambda: not self._pending, timeout_s)
 
+    def close(self, timeout_s: float = 1.0) -> None:
+        """End the writing thread once nothing waits any more; wait for that for ``timeout_s`` at most."""
+        with self._lock:
+            self._closed = True
+            self._lock.notify_all()
+        if self.usable:
+            self._thread.join(timeout_s)
+
     def _write_all(self) -> None:
         while True:
             with self._lock:
-                self._lock.wait_for(lambda: bool(self._pending))
+                self._lock.wait_for(lambda: self._pending or self._closed)
+                if not self._pending:
+                    return
                 self._writing, snapshot = next(iter(self._pending.items()))
             try:
                 self._write(self._writing, snapshot)
@@ -217,17 +238,17 @@ class DiskTier:
             self.forget(entry)
 
     def forget(self, entry: Entry) -> None:
-        """Remove one file."""
+        """Remove one file, unless a newer one has taken its place."""
         with self._lock:
-            self._entries.pop(entry.path.name, None)
-        with contextlib.suppress(OSError):
-            entry.path.unlink()
+            if self._entries.get(entry.path.name) is not entry:
+                return
+            del self._entries[entry.path.name]
+            with contextlib.suppress(OSError):
+                entry.path.unlink()
 
-    def _discard(self, path: Path, error: Exception) -> None:
+    def _count_dropped(self, path: Path, error: Exception) -> None:
         self.dropped += 1
         log.warning("KV file '%s' is dropped and will be computed again: %s", path.name, error)
-        with contextlib.suppress(OSError):
-            path.unlink()
 
     @property
     def bytes(self) -> int:

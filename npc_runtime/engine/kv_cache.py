@@ -35,7 +35,7 @@ class KvCache:
         self._ram_budget = ram_budget
         self._no_room: tuple[Lane, int] | None = None
         self.disk = disk
-        self.ram = RamTier(ram_budget, self._to_disk)
+        self.ram = RamTier(ram_budget, self._pass_on)
         self.evictions = 0
         self.restored = {"resident": 0, "ram": 0, "disk": 0}
         self._keeps = ram_budget > 0 or disk is not None
@@ -54,20 +54,22 @@ class KvCache:
 
     def fill(self, lane: Lane, calls: Sequence[Call]) -> tuple[Tier, int]:
         """Let the lane hold as much of ``calls`` (all but the last) as is known; from where, and how many tokens."""
-        tier: Tier = "resident"
-        if not lane.calls:
-            tier = self._fetch(lane, calls)
+        if tokens := lane.keep_shared(calls):
+            return "resident", tokens
+        tier = self._fetch(lane, calls)
         tokens = lane.keep_shared(calls)
         return (tier, tokens) if tokens else ("", 0)
 
     def _evict(self, lane: Lane) -> None:
         if lane.calls:
             self.evictions += 1
+            if not lane.can_copy():
+                lane.cut(lane.joint)
             self.keep(lane)
 
     def keep(self, lane: Lane) -> None:
         """Have a copy of the lane's KV in memory."""
-        if self._keeps and lane.calls and not self.ram.holds(lane.key, lane.session_id, lane.calls):
+        if self._keeps and lane.calls and lane.can_copy() and not self.ram.holds(lane.key, lane.session_id, lane.calls):
             self.ram.put(lane.snapshot())
 
     def keep_prefix(self, lane: Lane) -> None:
@@ -88,10 +90,12 @@ class KvCache:
             if loaded is not None and self._restore(lane, loaded, "disk"):
                 return "disk"
             self.disk.forget(entry)
-        if held is not None and from_ram >= from_lane and self._restore(lane, held, "ram"):
-            if held.session_id:
-                self.ram.remove(held)
-            return "ram"
+        if held is not None and from_ram >= from_lane:
+            taken = self._restore(lane, held, "ram")
+            if not taken or held.session_id == lane.session_id != "":
+                self.ram.remove(held)  # the lane has it now; what it holds later is another copy
+            if taken:
+                return "ram"
         if donor is not None and self._restore(lane, donor.snapshot(), "resident"):
             return "resident"
         return ""
@@ -100,7 +104,7 @@ class KvCache:
         """Another lane under the same key that begins as ``calls`` do, and how many calls they share."""
         found: tuple[Lane | None, int] = (None, 0)
         for other in self.lanes:
-            if other is lane or other.key != lane.key:
+            if other is lane or other.key != lane.key or not other.can_copy():
                 continue
             shared = shared_calls(other.calls, calls)
             if shared > found[1] and (lane.context.cuttable or shared == len(other.calls)):
@@ -132,7 +136,7 @@ class KvCache:
 
     def _wants_copy(self, lane: Lane) -> bool:
         # What found no room beside pinned copies is not tried again and again.
-        if not lane.calls or self._ram_budget == 0 or self._no_room == (lane, lane.position):
+        if not lane.calls or not lane.can_copy() or self._ram_budget == 0 or self._no_room == (lane, lane.position):
             return False
         return not self.ram.holds(lane.key, lane.session_id, lane.calls)
 
@@ -141,10 +145,17 @@ class KvCache:
         if self.disk is None:
             return False
         for lane in self.lanes:
-            if lane.calls and not lane.held and not self._is_on_disk(lane.key, lane.session_id, tuple(lane.calls)):
+            if (
+                lane.calls
+                and lane.can_copy()
+                and not lane.held
+                and not self._is_on_disk(lane.key, lane.session_id, tuple(lane.calls))
+            ):
                 return self._to_disk(lane.snapshot())
         for snapshot in self.ram:
-            if not self._is_on_disk(snapshot.key, snapshot.session_id, snapshot.calls):
+            if not self._is_outdated(snapshot) and not self._is_on_disk(
+                snapshot.key, snapshot.session_id, snapshot.calls
+            ):
                 return self._to_disk(snapshot)
         return False
 
@@ -153,6 +164,17 @@ class KvCache:
         assert self.disk is not None
         slot = (key, session_id, () if session_id else calls)
         return self._persisted.get(slot) == calls or self.disk.holds(key, session_id, calls)
+
+    def _is_outdated(self, snapshot: Snapshot) -> bool:
+        """Whether it was copied from a lane that has gone on since: there is one file of both."""
+        lane = self.lanes.find(snapshot.session_id, snapshot.key) if snapshot.session_id else None
+        if lane is None or lane.held or not lane.can_copy():
+            return False
+        return bool(lane.calls) and tuple(lane.calls) != snapshot.calls
+
+    def _pass_on(self, snapshot: Snapshot) -> None:
+        if not self._is_outdated(snapshot):
+            self._to_disk(snapshot)
 
     def _to_disk(self, snapshot: Snapshot) -> bool:
         if self.disk is None or not self.disk.put(snapshot):

@@ -12,11 +12,19 @@ from collections.abc import Iterator, Sequence
 from npc_runtime.engine.backend import ActiveSet, Context
 from npc_runtime.engine.plan import count_tokens, shared_calls
 from npc_runtime.engine.snapshot import Snapshot
+from npc_runtime.errors import DecodeError
 from npc_runtime.prompt import Call
 
 
 class Lane:
-    """One context and what its KV cache holds. ``session_id`` is empty where it is a persona's fixed part only."""
+    """One context and what its KV cache holds. ``session_id`` is empty where it is a persona's fixed part only.
+
+    ``position`` counts its tokens. ``joint`` is the last count of calls at which a copy is as good as the original.
+    Without a sliding window that is everywhere. With one, a copy lacks the cells that the window has left behind, and
+    the others lie at other places in the cache, which gives other low bits (Gemma 3, llama.cpp in llama-cpp-python
+    0.3.36). So the cache itself is brought into that form at fixed points of every prompt, and copies are taken there
+    only.
+    """
 
     def __init__(self, context: Context) -> None:
         self.context = context
@@ -26,12 +34,9 @@ class Lane:
         self.pinned = False
         self.held = False
         self.calls: list[Call] = []
+        self.position = 0
+        self.joint = 0
         self.last_used = 0
-
-    @property
-    def position(self) -> int:
-        """Tokens in the KV cache."""
-        return count_tokens(self.calls)
 
     def assign(self, session_id: str, key: str, persona_id: str = "", *, pinned: bool = False) -> None:
         """Give the lane to a conversation; KV of any other is dropped."""
@@ -41,10 +46,27 @@ class Lane:
 
     def release(self) -> None:
         """Forget the conversation and its KV."""
+        self._forget_calls()
         self.context.clear()
-        self.calls.clear()
         self.session_id = self.key = self.persona_id = ""
         self.pinned = False
+
+    @property
+    def outgrown(self) -> bool:
+        """Whether it holds more than the model's sliding window."""
+        return 0 < self.context.window < self.position
+
+    def pass_joint(self) -> None:
+        """The calls so far end at a joint: bring the cache into the form that a restored one has."""
+        if self.outgrown and self.joint != len(self.calls) and not self.restore(self.calls[:], self.context.save()):
+            raise DecodeError(
+                "the KV cache could not be rearranged; the conversation is computed anew at its next turn"
+            )
+        self.joint = len(self.calls)
+
+    def can_copy(self) -> bool:
+        """Whether a copy of all that is held is as good as the original."""
+        return not self.outgrown or self.joint == len(self.calls)
 
     def bind(self, adapters: ActiveSet) -> bool:
         """Make ``adapters`` the lane's set. True where that was a change (llama.cpp then plans its graphs anew)."""
@@ -65,11 +87,14 @@ class Lane:
         """Keep the first ``count`` calls; where the cache cannot be cut there, nothing."""
         if count >= len(self.calls):
             return
-        if self.context.truncate(count_tokens(self.calls[:count])):
+        position = count_tokens(self.calls[:count])
+        if self.context.truncate(position):
             del self.calls[count:]
+            self.position = position
         else:
+            self._forget_calls()
             self.context.clear()
-            self.calls.clear()
+        self.joint = self.joint if self.joint <= len(self.calls) else 0
 
     def decode(self, call: Call, adapters: ActiveSet, *, want_logits: bool) -> None:
         """Compute one call at the end of the KV. ``adapters`` is asserted to be active, on every call."""
@@ -77,6 +102,7 @@ class Lane:
             raise AssertionError("the lane's active adapters are not the turn's")
         self.context.decode(call, self.position, want_logits=want_logits)
         self.calls.append(call)
+        self.position += len(call)
 
     def snapshot(self) -> Snapshot:
         """A copy of the KV."""
@@ -84,11 +110,17 @@ class Lane:
 
     def restore(self, calls: Sequence[Call], data: bytes) -> bool:
         """Take the KV of ``calls`` from ``data``. False, and nothing held, where it is not taken."""
-        self.calls.clear()
-        if not self.context.restore(data, count_tokens(calls)):
+        self._forget_calls()
+        tokens = count_tokens(calls)
+        if not self.context.restore(data, tokens):
             return False
         self.calls.extend(calls)
+        self.position, self.joint = tokens, len(self.calls)
         return True
+
+    def _forget_calls(self) -> None:
+        self.calls.clear()
+        self.position = self.joint = 0
 
 
 class LanePool:

@@ -20,14 +20,18 @@ from npc_runtime.prompt import Call, Segment
 class Plan:
     """The decode calls of a whole prompt from position 0.
 
-    The first ``persona`` of them are the persona's fixed part, the first ``history`` all that comes before the newest
-    player line, whose own tokens are ``line``.
+    The first ``persona`` of them are the persona's fixed part, the first ``said`` all that a turn before this one has
+    decoded, the first ``history`` all that comes before the newest player line, whose own tokens are ``line``.
+    ``joints`` are the counts of calls after which the persona's part ends or a line begins: there, a cache with a
+    sliding window is brought into the form that a restored one has.
     """
 
     calls: tuple[Call, ...]
     persona: int
     history: int
     line: Call
+    said: int
+    joints: frozenset[int] = frozenset()
 
     @property
     def tokens(self) -> int:
@@ -35,9 +39,9 @@ class Plan:
         return count_tokens(self.calls)
 
     @property
-    def history_tokens(self) -> int:
-        """Tokens before the newest player line."""
-        return count_tokens(self.calls[: self.history])
+    def said_tokens(self) -> int:
+        """Tokens before the last one that was generated (or up to the end of the persona's fixed part)."""
+        return count_tokens(self.calls[: self.said])
 
     @property
     def line_cuts(self) -> tuple[int, ...]:
@@ -91,7 +95,8 @@ class _Calls:
 def make_plan(segments: Sequence[Segment], backend: Backend, *, bos: int | None, chunk_tokens: int) -> Plan:
     """The plan of a prompt; ``bos`` goes in front where the model wants it."""
     out = _Calls(chunk_tokens)
-    persona = history = 0
+    persona = history = said = 0
+    joints: set[int] = set()
     line: Call = ()
     if bos is not None:
         out.block.append(bos)
@@ -99,9 +104,11 @@ def make_plan(segments: Sequence[Segment], backend: Backend, *, bos: int | None,
         if segment.begins_line:
             out.begin(segment)
             history = len(out.calls)
+            joints.add(history)
         if segment.tokens:
             out.close()
             out.calls.extend((token,) for token in segment.tokens)
+            said = len(out.calls) - 1  # the last one may have been said without being decoded
         if segment.text:
             tokens = backend.tokenize(segment.text, special=segment.special)
             out.block.extend(tokens)
@@ -109,8 +116,9 @@ def make_plan(segments: Sequence[Segment], backend: Backend, *, bos: int | None,
         if segment.ends_block:
             out.close()
             persona = persona or len(out.calls)
+            said = said or persona
     out.close()
-    return Plan(tuple(out.calls), persona, history, line)
+    return Plan(tuple(out.calls), persona, history, line, said, frozenset(joints | {persona}))
 
 
 def count_tokens(calls: Sequence[Call]) -> int:

@@ -36,18 +36,21 @@ class Preparation:
         if not calls or count_tokens(calls) > self._core.context_tokens:
             yield [self.ended()]
             return
+        if not self.command.prepare_id and not self._core.has_lane(self.command):
+            yield [self.ended(superseded=True)]  # nobody asked for it, so no other conversation loses its lane for it
+            return
         lane, key, adapters = self._core.place(self.command)
         if shared_calls(lane.calls, calls) < len(calls):
             # The last call is not wanted for its logits here, so a call that never comes stands in for it.
             self._core.kv.fill(lane, (*calls, ()))
         while (done := len(lane.calls)) < len(calls):
             yield []
-            if lane.held or (lane.session_id, lane.key, len(lane.calls)) != (self.command.session_id, key, done):
+            same = (lane.session_id, lane.key, len(lane.calls)) == (self.command.session_id, key, done)
+            if lane.held or not same or lane.context.adapters != adapters:
                 yield [self.ended(superseded=True)]
                 return
-            lane.decode(calls[done], adapters, want_logits=False)
+            self._core.compute(lane, self._plan, calls[done], adapters, want_logits=False)
             self._computed += len(calls[done])
-            self._core.kept_prefix(lane, self._plan)
         self._ready, self._primed = count_tokens(calls), primed
         yield [self.ended()]
 
@@ -58,6 +61,8 @@ class Preparation:
         self._plan: Plan = self._core.plan(stable)
         if not self.command.session_id:
             return self._plan.calls[: self._plan.persona], ()
+        if not stable.line:
+            return self._plan.calls[: self._plan.history], ()
         known, left = self._known_line()
         primed = (*known, *self._core.chunks(left))
         return (*self._plan.calls[: self._plan.history], *primed), primed
@@ -83,6 +88,7 @@ class Preparation:
             superseded=superseded,
             error_code=code,
             error=error,
+            stats=self._core.stats(),
         )
 
 

@@ -46,7 +46,7 @@ class Snapshot:
 
 
 class RamTier:
-    """Snapshots in memory, at most ``budget`` bytes; the least recently used goes first, a pinned one never.
+    """Snapshots in memory, never more than ``budget`` bytes; the least recently used goes first, a pinned one last.
 
     ``on_evict`` gets what goes.
     """
@@ -71,7 +71,7 @@ class RamTier:
             return
         self._entries[snapshot.slot] = snapshot
         self.bytes += len(snapshot.data)
-        for old in [entry for entry in self if not entry.pinned]:
+        for old in sorted(self, key=lambda entry: entry.pinned):
             if self.bytes <= self._budget:
                 break
             self.remove(old)

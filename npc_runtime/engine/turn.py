@@ -6,7 +6,7 @@ cancel takes effect within one step, and nothing else ever runs inside a step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -73,10 +73,18 @@ class TurnRun:
         """What is compared between turns that run side by side."""
         return self.used_before + self.used
 
+    def go_on_beside(self, others: Sequence[TurnRun]) -> None:
+        """From now on it is computed beside ``others``, and counts as having had as much time as who had the least."""
+        self.used_before = min((other.share for other in others), default=0.0) - self.used
+
     @property
     def must_end(self) -> bool:
         """Whether its next step ends it, even while other turns have precedence."""
         return self.cancelled or self._out_of_time()
+
+    def seconds_left(self) -> float | None:
+        """How long it may still wait; None: as long as it takes."""
+        return None if self._deadline is None else self._deadline - self._clock()
 
     def _out_of_time(self) -> bool:
         late = self._deadline is not None and self._clock() >= self._deadline
@@ -85,6 +93,9 @@ class TurnRun:
     def steps(self) -> Steps:
         """Run the turn; every item is one step's events."""
         turn, core, clock, began = self.turn, self._core, self._clock, self._clock()
+        if self.must_end:
+            yield [self._never_begun()]
+            return
         conversation, dropped = self._fit()
         plan = core.plan(conversation)
         self.lane, _, adapters = core.place(turn)
@@ -113,7 +124,7 @@ class TurnRun:
                 generated_tokens=reply.generated,
                 dropped_exchanges=dropped,
                 drop_next=self._drop_next(conversation, reply, plan.line_cuts),
-                rebuilt=bool(conversation.exchanges) and reused < plan.history_tokens,
+                rebuilt=bool(conversation.exchanges) and reused < plan.said_tokens,
                 switch_ms=(switched - began) * 1e3,
                 restore_ms=(restored - switched) * 1e3,
                 prefill_ms=(prefilled - before) * 1e3,
@@ -122,6 +133,30 @@ class TurnRun:
                 stats=core.stats(),
             )
         ]
+
+    def _never_begun(self) -> TurnDone:
+        """It was cancelled, or its time ran out, while it waited: it takes no lane and loads no adapter."""
+        return TurnDone(
+            turn_id=self.turn.turn_id,
+            text="",
+            finish_reason="cancelled" if self.cancelled else "time",
+            tokens=(),
+            rest="",
+            cuts=(),
+            prompt_tokens=0,
+            reused_tokens=0,
+            reused_from="",
+            generated_tokens=0,
+            dropped_exchanges=0,
+            drop_next=0,
+            rebuilt=False,
+            switch_ms=0.0,
+            restore_ms=0.0,
+            prefill_ms=0.0,
+            decode_ms=0.0,
+            waited_ms=self.waited * 1e3,
+            stats=self._core.stats(),
+        )
 
     @property
     def _reserve(self) -> int:
@@ -162,8 +197,7 @@ class TurnRun:
         for index in range(len(lane.calls), len(calls)):
             if self.must_end:
                 return
-            lane.decode(calls[index], adapters, want_logits=index == len(calls) - 1)
-            self._core.kept_prefix(lane, plan)
+            self._core.compute(lane, plan, calls[index], adapters, want_logits=index == len(calls) - 1)
             yield []
 
     def _answer(self, lane: Lane, plan: Plan, adapters: ActiveSet) -> Generator[Events, None, Reply]:

@@ -106,12 +106,13 @@ class LlamaContext:
         self._memory = lib.llama_get_memory(self._context)
         self._batch = lib.llama_batch_init(options.chunk_tokens, 0, 1)
         self._n_vocab = n_vocab
-        self._window = window
+        self.window = window
         self.cuttable = not window and not recurrent
         self._adapters: tuple[tuple[LlamaAdapter, float], ...] = ()
         self.context_tokens = int(lib.llama_n_ctx(self._context))
         self.chunk_tokens = options.chunk_tokens
         self.outputs = outputs
+        self._unchecked = False  # whether cells may hold infinities: an adapter's, of which no logits were looked at
         self.decode_calls = 0
         self.decoded_tokens = 0
 
@@ -160,9 +161,9 @@ class LlamaContext:
             raise DecodeFailed(code)
         self.decode_calls += 1
         self.decoded_tokens += count
-        if outputs and not np.isfinite(self._logits_view(-1)).all():
-            # Zeroed: not even a masked cell may hold it, since nought times infinity is not nought.
-            lib.llama_memory_clear(self._memory, True)
+        self._unchecked = bool(self._adapters) if not outputs else not np.isfinite(self._logits_view(-1)).all()
+        if outputs and self._unchecked:
+            self.clear()
             raise NotFinite
 
     def truncate(self, position: int) -> bool:
@@ -175,7 +176,7 @@ class LlamaContext:
             self.clear()
             return True
         first = lib.llama_memory_seq_pos_min(self._memory, 0)
-        if self._window and first > max(0, position - self._window):
+        if self.window and first > max(0, position - self.window):
             return False
         return bool(lib.llama_memory_seq_rm(self._memory, 0, position, -1))
 
@@ -203,8 +204,10 @@ class LlamaContext:
 
     def clear(self) -> None:
         """Drop the whole KV cache."""
-        # Cells are marked free; what is in them is never read, so it need not be zeroed (10 to 20 ms for 47 MB).
-        lib.llama_memory_clear(self._memory, False)
+        # Cells are marked free. What is in them has no weight afterwards, so it need not be zeroed (10 to 20 ms for
+        # 47 MB), unless it may be infinite: nought times infinity is not nought.
+        lib.llama_memory_clear(self._memory, self._unchecked)
+        self._unchecked = False
 
     def logits(self) -> npt.NDArray[np.float32]:
         """The logits after the last decoded token, shape ``(n_vocab,)``; a copy."""

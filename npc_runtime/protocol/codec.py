@@ -20,6 +20,7 @@ from npc_runtime.errors import (
     MessageTooLarge,
     NpcError,
     UnknownMessageType,
+    from_code,
     suggest,
 )
 from npc_runtime.protocol.messages import ANSWERS, REQUESTS, Answer, AnyAnswer, Error, Request, RequestId
@@ -73,6 +74,14 @@ def error_answer(error: NpcError, reply_to: RequestId | None, turn_id: str | Non
         position=full.position if full else None,
         retry_after_ms=full.retry_after_ms if full else None,
     )
+
+
+def answered_error(answer: Error) -> NpcError:
+    """The error that an answer is; unknown codes (a newer daemon) become a plain :class:`NpcError`."""
+    error = from_code(answer.code, answer.message)
+    if isinstance(error, Busy):
+        error.position, error.retry_after_ms = answer.position, answer.retry_after_ms
+    return error
 
 
 def _read_map(data: bytes) -> dict[str, Any]:

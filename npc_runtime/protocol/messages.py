@@ -103,8 +103,8 @@ class PastExchange(msgspec.Struct, frozen=True):
     none of them the text is read anew.
     """
 
-    player: Text
-    reply: Text
+    player: Annotated[str, Meta(max_length=20_000, description="what the player said")]
+    reply: Annotated[str, Meta(max_length=20_000, description="what the character answered")]
     tokens: Annotated[Tokens, Meta(description="the reply's token ids")] = ()
     rest: Annotated[str, Meta(description="the end of the reply that is not in `tokens`")] = ""
     cuts: Annotated[Tokens, Meta(description="sizes of the decode calls of the player's line")] = ()
@@ -188,7 +188,7 @@ class StartTurn(Request, frozen=True, kw_only=True, tag="start_turn"):
     include_tokens: Annotated[bool, Meta(description="put the reply's token ids into turn_finished")] = False
     priority: Annotated[Priority, Meta(description="who goes first; who waited too long counts as `player`")] = "normal"
     deadline_ms: Annotated[
-        Annotated[float, Meta(gt=0)] | None,
+        Annotated[float, Meta(gt=0, le=86_400_000)] | None,
         Meta(description="milliseconds from its arrival; `deadline_exceeded` where nothing was said until then"),
     ] = None
 

@@ -29,7 +29,7 @@ from npc_runtime.training.settings import TrainingSettings
 from npc_runtime.training.train import AdapterReport, Paths, adapters_before, train_adapter
 from npc_runtime.training.voices_page import DECIMALS, draw_heat_map, render
 
-app = typer.Typer(help="Train the voices of personas, and measure them.", no_args_is_help=True)
+app = typer.Typer(add_completion=False, help="Train the voices of personas, and measure them.", no_args_is_help=True)
 console = Console()
 
 _DEFAULTS = TrainingSettings()

@@ -57,8 +57,17 @@ _FINISHED = m.TurnFinished(
     fallback=False,
     rebuilt=False,
     dropped_exchanges=0,
-    usage=m.Usage(prompt_tokens=212, reused_tokens=180, new_tokens=32, generated_tokens=6),
-    timings=m.Timings(queue_ms=0.25, switch_ms=0.0, prefill_ms=61.5, ttft_ms=73.125, decode_ms=54.75),
+    usage=m.Usage(prompt_tokens=212, reused_tokens=180, new_tokens=32, generated_tokens=6, reused_ram=180),
+    timings=m.Timings(
+        queue_ms=0.25,
+        switch_ms=0.0,
+        prefill_ms=61.5,
+        ttft_ms=73.125,
+        decode_ms=54.75,
+        restore_ms=1.5,
+        tpot_ms=9.125,
+        preempted_ms=0.0,
+    ),
     adapters=_USED,
     seed=4294967295,
 )
@@ -73,17 +82,40 @@ _ENGINE = m.EngineStatus(
     context_tokens=2048,
     lanes=8,
     lanes_bound=2,
+    kv_bytes=377_487_360,
+    kv_bytes_per_token=23_040,
+    ram_bytes=6_800_000,
+    ram_snapshots=1,
+    disk_bytes=0,
+    disk_snapshots=0,
+    kv_files_dropped=0,
+    evictions=5,
+    restored_resident=1,
+    restored_ram=4,
+    restored_disk=0,
     adapters_loaded=3,
+    adapter_loads=3,
+    adapter_switches=4,
     decode_calls=1234,
     decoded_tokens=5678,
-    adapter_switches=4,
 )
+_PAST = m.PastExchange(player="Is it cold?", reply="Wet — 濡れる.", tokens=(0, 127, 49151), rest=".", cuts=(3, 64))
 
 REQUESTS: Mapping[str, m.Request] = {
     "hello.minimal": m.Hello(id=1, protocol=m.PROTOCOL_VERSION),
     "hello.full": m.Hello(id="first", protocol=m.PROTOCOL_VERSION, client="Ferry Game 1.0"),
     "open_session.minimal": m.OpenSession(id=2, persona="mira"),
     "open_session.full": m.OpenSession(id=2, persona="mira", session_id="save-7/mira", player="Zoë 旅人"),
+    "open_session.with_history": m.OpenSession(
+        id=2, persona="mira", history=(_PAST, m.PastExchange(player="And now?", reply="Colder."))
+    ),
+    "get_history.full": m.GetHistory(id=12, session_id="s-1"),
+    "warm.persona": m.Warm(id=13, persona="mira", player="Zoë 旅人"),
+    "warm.session": m.Warm(id=13, session_id="s-1"),
+    "prime.full": m.Prime(id=14, session_id="s-1", text="Is the water co"),
+    "flush.all": m.Flush(id=15),
+    "flush.persona": m.Flush(id=15, persona="mira"),
+    "flush.session": m.Flush(id=15, session_id="s-1"),
     "close_session.full": m.CloseSession(id=9, session_id="s-1"),
     "start_turn.minimal": m.StartTurn(id=3, session_id="s-1", turn_id="t-1", text="Is the water cold?"),
     "start_turn.full": m.StartTurn(
@@ -98,6 +130,8 @@ REQUESTS: Mapping[str, m.Request] = {
         max_tokens=12,
         min_tokens=1,
         include_tokens=True,
+        priority="player",
+        deadline_ms=1500.5,
     ),
     "start_turn.base_model": m.StartTurn(id=4, session_id="s-1", turn_id="t-3", text="Hello.", adapters=()),
     "start_turn.drawn_seed": m.StartTurn(
@@ -133,6 +167,16 @@ ANSWERS: Mapping[str, m.Answer] = {
         reply_to="two", session_id="s-1", persona="pim", name="Pim", greeting="", resumed=True, turns=300
     ),
     "session_closed.full": m.SessionClosed(reply_to=9, session_id="s-1"),
+    "history.empty": m.History(
+        reply_to=12, session_id="s-1", persona="mira", player="Player", exchanges=(), dropped_exchanges=0
+    ),
+    "history.full": m.History(
+        reply_to=12, session_id="s-1", persona="mira", player="Zoë 旅人", exchanges=(_PAST,), dropped_exchanges=7
+    ),
+    "warmed.full": m.Warmed(reply_to=13, ready_tokens=197, computed_tokens=5, superseded=False),
+    "primed.full": m.Primed(reply_to=14, session_id="s-1", ready_tokens=216, computed_tokens=2, superseded=False),
+    "primed.superseded": m.Primed(reply_to=14, session_id="s-1", ready_tokens=0, computed_tokens=0, superseded=True),
+    "flushed.full": m.Flushed(reply_to=15),
     "turn_started.base_model": m.TurnStarted(
         reply_to=3, turn_id="t-1", session_id="s-1", persona="pim", name="Pim", adapters=(), seed=0
     ),
@@ -180,6 +224,7 @@ ANSWERS: Mapping[str, m.Answer] = {
         turns_finished=0,
         turns_failed=0,
         running_turn=None,
+        turns_active=0,
         personas=0,
         personas_unavailable=0,
         problems=(),
@@ -200,6 +245,7 @@ ANSWERS: Mapping[str, m.Answer] = {
         turns_finished=40,
         turns_failed=1,
         running_turn="t-1",
+        turns_active=2,
         personas=3,
         personas_unavailable=1,
         problems=(m.Problem("pim.yaml", 7, "pim.yaml:7: unknown key 'nmae'. Did you mean 'name'?", 1767225600.5),),
@@ -221,6 +267,15 @@ ANSWERS: Mapping[str, m.Answer] = {
         fault="runtime",
         retryable=True,
         turn_id="t-1",
+    ),
+    "error.busy": m.Error(
+        reply_to=3,
+        code="busy",
+        message="64 turns are waiting",
+        fault="request",
+        retryable=True,
+        position=64,
+        retry_after_ms=2000.5,
     ),
 }
 

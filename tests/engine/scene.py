@@ -13,6 +13,8 @@ from npc_runtime.engine.commands import (
     AdapterSource,
     AnyEvent,
     EngineSettings,
+    Prepare,
+    Prepared,
     ReplyDelta,
     RunTurn,
     StopTurn,
@@ -20,7 +22,7 @@ from npc_runtime.engine.commands import (
     TurnFailed,
 )
 from npc_runtime.engine.core import EngineCore
-from npc_runtime.prompt import Conversation, Exchange
+from npc_runtime.prompt import Call, Conversation, Exchange
 from npc_runtime.sampling import Sampling
 from tests.engine.scripted_backend import ScriptedBackend
 
@@ -55,15 +57,46 @@ def source(path: Path, scale: float = 1.0) -> AdapterSource:
     return AdapterSource(path.stem, file_digest(path), str(path), scale)
 
 
+def at(adapter: AdapterSource, scale: float) -> AdapterSource:
+    """The adapter at another scale."""
+    return msgspec.structs.replace(adapter, scale=scale)
+
+
+class Clock:
+    """A clock that goes on only when it is told to, or by ``tick`` with every look at it."""
+
+    def __init__(self, tick: float = 0.0) -> None:
+        self.now = 0.0
+        self.tick = tick
+
+    def __call__(self) -> float:
+        self.now += self.tick
+        return self.now
+
+
 class Scene:
-    """An engine and the conversations with it, by session id."""
+    """An engine and the conversations with it, by session id. ``systems`` are the personas of single sessions."""
 
     def __init__(self, core: EngineCore, *, system: str = "You are Mira.", sampling: Sampling = DRAWN) -> None:
         self.core = core
         self.system = system
+        self.systems: dict[str, str] = {}
         self.sampling = sampling
         self.history: dict[str, list[Exchange]] = {}
+        self.primed: dict[str, tuple[Call, ...]] = {}
         self._turns = 0
+
+    def conversation(self, session: str, line: str) -> Conversation:
+        """What the session's next prompt is made of."""
+        return Conversation(
+            system=self.systems.get(session, self.system),
+            greeting="",
+            exchanges=tuple(self.history.get(session, ())),
+            line=line,
+            player="Anna",
+            character="Mira",
+            primed=self.primed.get(session, ()),
+        )
 
     def turn(
         self,
@@ -76,17 +109,13 @@ class Scene:
     ) -> RunTurn:
         """The session's next turn, not yet submitted."""
         self._turns += 1
+        conversation = self.conversation(session, line)
+        self.primed.pop(session, None)
         return RunTurn(
             turn_id=f"turn-{self._turns}",
             session_id=session,
-            conversation=Conversation(
-                system=self.system,
-                greeting="",
-                exchanges=tuple(self.history.get(session, ())),
-                line=line,
-                player="Anna",
-                character="Mira",
-            ),
+            persona_id=conversation.system,
+            conversation=conversation,
             adapters=tuple(adapters),
             sampling=self.sampling,
             seed=7,
@@ -104,6 +133,7 @@ class Scene:
         while self.core.busy:
             if steps == cancel_after:
                 self.core.submit(StopTurn(turn.turn_id))
+            assert self.core.wait_seconds() is not None, "the engine waits for a command"
             events.extend(self.core.step())
             steps += 1
         return events
@@ -123,9 +153,13 @@ class Scene:
         return failed
 
     def keep(self, session: str, line: str, done: TurnDone) -> None:
-        """Let the conversation have the exchange, as the daemon does with a reply that says something."""
+        """Let the conversation have the exchange, as the daemon does: where it says something, without what no longer
+        fits."""
+        history = self.history.setdefault(session, [])
+        del history[: done.dropped_exchanges]
         if done.text:
-            self.history.setdefault(session, []).append(Exchange(line, done.text, done.tokens, done.rest, done.cuts))
+            history.append(Exchange(line, done.text, done.tokens, done.rest, done.cuts))
+            del history[: done.drop_next]
 
     def say(self, session: str, line: str, adapters: Sequence[AdapterSource] = (), *, max_tokens: int = 24) -> TurnDone:
         """One whole exchange."""
@@ -133,8 +167,46 @@ class Scene:
         self.keep(session, line, done)
         return done
 
+    def prepare(self, session: str, text: str = "", adapters: Sequence[AdapterSource] = ()) -> Prepare:
+        """What is computed before the session's next turn, not yet submitted; ``text``: the line so far."""
+        self._turns += 1
+        conversation = self.conversation(session, text)
+        if not text:
+            conversation = msgspec.structs.replace(conversation, primed=())
+        return Prepare(
+            prepare_id=f"preparation-{self._turns}",
+            session_id=session,
+            persona_id=conversation.system,
+            conversation=conversation,
+            adapters=tuple(adapters),
+        )
+
+    def rehearse(self, command: Prepare) -> Prepared:
+        """Have it computed; what it says of the line is part of the session's next turn."""
+        self.core.submit(command)
+        while True:
+            for event in self.core.step():
+                if isinstance(event, Prepared) and event.prepare_id == command.prepare_id:
+                    if command.conversation.line and not event.error_code and not event.superseded:
+                        self.primed[command.session_id] = event.primed
+                    return event
+
+    def rest(self) -> list[AnyEvent]:
+        """Everything that the engine does while nobody asks for anything."""
+        events: list[AnyEvent] = []
+        while self.core.wait_seconds() == 0:
+            events.extend(self.core.step())
+        return events
+
+    def leave(self) -> None:
+        """The engine is told to leave: it keeps on disk what is to be kept."""
+        self.core.persist_all(60)
+        self.close()
+
     def close(self) -> None:
         """Free the engine's contexts and adapters (a real model needs that before it is freed)."""
+        if self.core.kv.disk is not None:
+            self.core.kv.disk.close()
         self.core.adapters.release(frozenset(), self.core.lanes.unbind)
         for lane in self.core.lanes.lanes:
             lane.context.close()

@@ -25,6 +25,7 @@ import numpy.typing as npt
 from npc_runtime.engine.backend import ActiveSet
 from npc_runtime.errors import AdapterInvalid, EngineUnavailable
 from npc_runtime.llama import ContextOptions, DecodeFailed
+from npc_runtime.llama.context import NotFinite
 from npc_runtime.sampling import Sampling
 from tests.prompt.templates import CHATML
 
@@ -40,6 +41,7 @@ class ScriptedAdapter:
         self.name = name
         self.digest = digest
         self.freed = False
+        self.infinite = False
 
 
 class ScriptedContext:
@@ -49,6 +51,7 @@ class ScriptedContext:
         self._backend = backend
         self._first = 0  # with a sliding window: the first cell that a restored cache really has
         self._adapters: ActiveSet = ()
+        self._layout = b""
         self._last: bytes | None = None
         self.cells: list[bytes] = []
         self.tokens: list[int] = []
@@ -82,9 +85,12 @@ class ScriptedContext:
         self._last = computed[-1] if want_logits else None
         self.decode_calls += 1
         self.decoded_tokens += len(tokens)
+        if want_logits and any(adapter.infinite for adapter, _ in self._adapters):
+            self.clear()
+            raise NotFinite
 
     def _computed(self, tokens: Sequence[int]) -> list[bytes]:
-        under = self._backend.weights.encode()
+        under = self._backend.weights.encode() + self._layout
         for adapter, scale in self._adapters:
             under += adapter.digest + struct.pack("<f", scale)
         cell = self.cells[-1] if self.cells else b""
@@ -109,6 +115,11 @@ class ScriptedContext:
         self.cells.clear()
         self.tokens.clear()
         self._first = 0
+        self._layout = b""
+
+    @property
+    def window(self) -> int:
+        return self._backend.window
 
     @property
     def cuttable(self) -> bool:
@@ -127,6 +138,9 @@ class ScriptedContext:
             return False
         self.cells, self.tokens = cells, ids
         self._first = max(0, tokens - self._backend.window) if self._backend.window else 0
+        if self._first:
+            # The cells lie elsewhere now: what is computed from here on has other low bits.
+            self._layout = hashlib.sha256(b"".join(cells)).digest()
         return True
 
     def logits(self) -> npt.NDArray[np.float32]:
@@ -225,6 +239,10 @@ class ScriptedBackend:
         """Script a reply that goes round and round and never ends by itself."""
         self._scripts.append(itertools.cycle(cycle))
 
+    def say_freely(self) -> None:
+        """Forget the replies that are scripted and were not said."""
+        self._scripts.clear()
+
     def fail_next(self, code: int, *, after: int = 0) -> None:
         """Let a decode fail with ``code``, ``after`` that many good ones from now."""
         self.fail_at = {self.decodes + after: code}
@@ -251,6 +269,7 @@ class ScriptedBackend:
         if content[:4] != b"GGUF":
             raise AdapterInvalid(f"adapter '{path.name}' does not fit this base model: invalid magic")
         adapter = ScriptedAdapter(path.name, hashlib.sha256(content).digest())
+        adapter.infinite = b"inf" in content
         self.adapters.append(adapter)
         return adapter
 

@@ -1,5 +1,6 @@
 """What the engine relies on in a model: one suite for the scripted model of the tests and for the real ones."""
 
+import re
 from itertools import pairwise
 from pathlib import Path
 
@@ -8,9 +9,10 @@ import pytest
 
 from npc_runtime.errors import AdapterInvalid, EngineUnavailable
 from npc_runtime.llama import ContextOptions, LlamaModel
+from npc_runtime.llama.context import NotFinite
 from npc_runtime.sampling import Sampling
 from tests.engine.scripted_backend import ScriptedBackend, ScriptedSampler
-from tests.support.random_adapter import write_random_adapter
+from tests.support.random_adapter import GEMMA3_SHAPES, write_random_adapter
 
 NEUTRAL = Sampling(temperature=1, top_k=0, top_p=1, min_p=0, repeat_penalty=1)
 GREEDY = Sampling(temperature=0, repeat_penalty=1)
@@ -274,6 +276,229 @@ def test_an_adapter_of_another_model_is_refused_with_its_name(smollm2, tmp_path,
     )
     with pytest.raises(AdapterInvalid, match=r"other\.gguf"):
         smollm2.load_adapter(path)
+
+
+# Saved KV
+
+
+STORY = (
+    "The old ferryman looks at the river and says that nobody has crossed it since the storm took the bridge. "
+    "His daughter keeps the lantern, and the miller's boy carries the bread to the other bank when the water is low. "
+)
+
+
+def story(model, count: int) -> list[int]:
+    return model.tokenize(STORY * 30, special=False)[:count]
+
+
+def decode(context, tokens, position=0, *, chunk=64) -> list[np.ndarray]:
+    """The logits after each call of so many tokens."""
+    calls = range(0, len(tokens), chunk)
+    return [logits_after(context, tokens[at : at + chunk], position + at) for at in calls]
+
+
+def go_on(context, model, position: int) -> list[np.ndarray]:
+    """Logits of a line and of a reply to it, from a position on."""
+    line, reply = story(model, 40)[:33], story(model, 60)[48:56]
+    return [*decode(context, line, position), *decode(context, reply, position + 33, chunk=1)]
+
+
+def equal(one, other) -> bool:
+    return all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def test_a_restored_cache_goes_on_exactly_as_the_one_that_was_saved(model, contexts):
+    saved, other = contexts
+    tokens = story(model, 100)
+    decode(saved, tokens)
+    data = saved.save()
+    decode(other, story(model, 220)[50:])  # what was in it before must not matter
+    assert other.restore(data, 100)
+    assert other.save() == data
+    expected = go_on(saved, model, 100)
+    assert equal(go_on(other, model, 100), expected)
+    assert other.restore(data, 100)
+    assert equal(go_on(other, model, 100), expected), "it can be restored any number of times"
+
+
+def test_kv_that_was_computed_under_adapters_is_restored_as_such(model, adapters, contexts):
+    saved, other = contexts
+    for context in contexts:
+        context.set_adapters([(adapters[0], 0.8)])
+    decode(saved, story(model, 100))
+    assert other.restore(saved.save(), 100)
+    assert equal(go_on(other, model, 100), go_on(saved, model, 100))
+
+
+def test_a_restored_cache_can_be_cut_where_it_says_so_and_nowhere_else(model, contexts):
+    saved, other = contexts
+    tokens = story(model, 100)
+    decode(saved, tokens)
+    assert other.restore(saved.save(), 100)
+    for position in (90, 30):
+        if other.truncate(position):
+            assert saved.truncate(position)
+            assert equal(
+                decode(other, tokens[: 100 - position], position), decode(saved, tokens[: 100 - position], position)
+            )
+        else:
+            assert not other.cuttable
+
+
+@pytest.fixture
+def broken(model, contexts) -> dict[str, tuple[bytes, int]]:
+    """Bytes that are no KV of 100 tokens of this model, and the count of tokens that they are said to hold."""
+    decode(contexts[0], story(model, 100))
+    data = contexts[0].save()
+    contexts[0].clear()
+    return {
+        "nothing": (b"", 100),
+        "no KV": (b"no KV at all", 100),
+        "zeros": (bytes(len(data)), 100),
+        "more tokens": (data, 101),
+        "fewer tokens": (data, 99),
+        "more bytes": (data + b"more", 100),
+        **{f"the first {size} bytes": (data[:size], 100) for size in range(1, len(data), len(data) // 6)},
+    }
+
+
+def test_bytes_that_are_not_the_wanted_kv_are_refused_and_leave_an_empty_usable_context(model, contexts, broken):
+    context, fresh = contexts
+    expected = decode(fresh, story(model, 20))
+    for name, (data, count) in broken.items():
+        context.clear()
+        decode(context, story(model, 150)[110:])
+        assert not context.restore(data, count), name
+        assert equal(decode(context, story(model, 20)), expected), name
+
+
+def made(model, tokens: int, **changes):
+    return model.new_context(ContextOptions(tokens, 64, 2, **changes))
+
+
+@pytest.mark.parametrize("other", ["smaller context", "q8_0", "flash attention", "another model"])
+def test_kv_of_another_context_size_kind_or_model_is_refused(request, smollm2: LlamaModel, other):
+    mine, count = made(smollm2, 256), 100
+    if other == "another model":
+        foreign = made(request.getfixturevalue("gemma3"), 256)
+    elif other == "smaller context":
+        foreign, count = made(smollm2, 512), 300
+    else:
+        foreign = made(smollm2, 256, **({"kv_type": "q8_0"} if other == "q8_0" else {"flash_attention": "on"}))
+    decode(foreign, story(smollm2, count))
+    assert not mine.restore(foreign.save(), count)
+    assert np.isfinite(logits_after(mine, story(smollm2, 60))).all()
+    mine.close()
+    foreign.close()
+
+
+@pytest.mark.parametrize(
+    "changes", [{"flash_attention": "on"}, {"flash_attention": "off"}, {"kv_type": "q8_0"}], ids=str
+)
+@pytest.mark.parametrize("name", ["smollm2", pytest.param("gemma3", marks=pytest.mark.gemma3)])
+def test_with_every_kind_of_cache_a_restored_one_goes_on_exactly(request, name, changes):
+    model = request.getfixturevalue(name)
+    saved, other = made(model, 256, **changes), made(model, 256, **changes)
+    decode(saved, story(model, 100))
+    assert other.restore(saved.save(), 100)
+    assert equal(go_on(other, model, 100), go_on(saved, model, 100))
+    saved.close()
+    other.close()
+
+
+@pytest.mark.gemma3
+def test_beyond_the_sliding_window_a_cache_that_was_rearranged_and_its_copies_go_on_exactly_alike(gemma3: LlamaModel):
+    """A copy lacks what the window has passed, and the rest lies elsewhere; so it is compared with a cache that was
+    restored from its own copy (``Lane.pass_joint``)."""
+    saved, other = made(gemma3, 1024), made(gemma3, 1024)
+    assert saved.window == 512 and not saved.cuttable
+    decode(saved, story(gemma3, 700))
+    data = saved.save()
+    assert saved.restore(data, 700)
+    decode(other, story(gemma3, 960)[60:])
+    assert other.restore(data, 700)
+    assert equal(go_on(other, gemma3, 700), go_on(saved, gemma3, 700))
+    assert saved.save() == other.save()
+    saved.close()
+    other.close()
+
+
+@pytest.mark.gemma3
+def test_beyond_the_sliding_window_a_cut_that_needs_cells_which_the_copy_lacks_is_refused(gemma3: LlamaModel):
+    saved, other = made(gemma3, 1024), made(gemma3, 1024)
+    tokens = story(gemma3, 760)
+    decode(saved, tokens[:700])
+    assert saved.truncate(650), "a cache that was computed in place has every cell"
+    decode(saved, tokens[650:700], 650)
+    data = saved.save()
+    for position in (699, 650, 513, 300, 1):
+        assert other.restore(data, 700)
+        assert not other.truncate(position), position
+    assert other.restore(data, 700) and saved.restore(data, 700)
+    decode(other, tokens[700:760], 700)
+    assert other.truncate(710), "all that the window reaches from here was restored or computed since"
+    decode(saved, tokens[700:710], 700)
+    # Another call than before, so its own low bits; what comes after it is the same again.
+    one, same = (decode(context, tokens[:20], 710) for context in (other, saved))
+    assert np.allclose(one[0], same[0], atol=5)
+    assert other.truncate(0)
+    assert equal(decode(other, tokens[:64]), [decode_fresh(gemma3, tokens[:64])])
+    saved.close()
+    other.close()
+
+
+def decode_fresh(model, tokens) -> np.ndarray:
+    context = made(model, 256)
+    logits = logits_after(context, tokens)
+    context.close()
+    return logits
+
+
+@pytest.mark.parametrize("kv_type", ["f16", "q8_0"])
+@pytest.mark.parametrize("name", ["smollm2", pytest.param("gemma3", marks=pytest.mark.gemma3)])
+def test_the_bytes_that_a_token_takes_are_what_llama_allocates(request, name, kv_type, caplog):
+    model = request.getfixturevalue(name)
+    with caplog.at_level("DEBUG", logger="npc_runtime.llama"):
+        made(model, 2048, kv_type=kv_type).close()
+    sizes = [float(size) for size in re.findall(r"KV buffer size = +([0-9.]+) MiB", caplog.text)]
+    assert sum(sizes) * 2**20 == pytest.approx(2048 * model.kv_bytes_per_token(kv_type), rel=1e-3)
+
+
+# Numbers that are none
+
+
+@pytest.fixture
+def infinite(which, model, tmp_path):
+    """An adapter whose weights are infinite, loaded."""
+    path = tmp_path / "inf.gguf"
+    if which == "scripted":
+        path.write_bytes(b"GGUF inf")
+    else:
+        more = {"architecture": "gemma3", "shapes": GEMMA3_SHAPES} if which == "gemma3" else {}
+        write_random_adapter(path, 1, blocks=2, strength=np.inf, **more)
+    adapter = model.load_adapter(path)
+    yield adapter
+    model.free_adapter(adapter)
+
+
+def test_logits_that_are_no_numbers_are_an_error_and_the_context_is_clean_afterwards(model, infinite, contexts):
+    context, fresh = contexts
+    expected = decode(fresh, story(model, 100))
+    context.set_adapters([(infinite, 1.0)])
+    with pytest.raises(NotFinite, match="adapter"):
+        decode(context, story(model, 60))
+    context.set_adapters([])
+    assert equal(decode(context, story(model, 100)), expected)
+
+
+def test_infinities_that_nobody_looked_at_do_not_reach_the_next_conversation(model, infinite, contexts):
+    context, fresh = contexts
+    expected = decode(fresh, story(model, 100))
+    context.set_adapters([(infinite, 1.0)])
+    context.decode(story(model, 60), 0, want_logits=False)
+    context.set_adapters([])
+    context.clear()
+    assert equal(decode(context, story(model, 100)), expected)
 
 
 # Sampling

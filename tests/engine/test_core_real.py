@@ -7,8 +7,8 @@ from npc_runtime.engine.commands import AdapterSource
 from npc_runtime.engine.core import EngineCore
 from npc_runtime.engine.identity import kv_key
 from npc_runtime.llama import DecodeFailed, LlamaContext, LlamaModel
-from tests.engine.scene import GREEDY, Scene, check_isolation, cold, engine_settings, heard, source
-from tests.engine.test_core import at, without_adapters, without_scales
+from tests.engine.scene import GREEDY, Scene, at, check_isolation, cold, engine_settings, heard, source
+from tests.engine.test_isolation import without_adapters, without_scales
 
 LINE = "Where does the old ferryman live?"
 

@@ -2,7 +2,9 @@
 
 import pytest
 
+from npc_runtime.engine.kv_cache import KvCache
 from npc_runtime.engine.lanes import Lane, LanePool
+from npc_runtime.errors import Busy
 from npc_runtime.llama import ContextOptions
 from tests.engine.scripted_backend import ScriptedAdapter, ScriptedBackend, ScriptedContext
 
@@ -27,8 +29,12 @@ def pool(count: int) -> LanePool:
     return LanePool([context() for _ in range(count)])
 
 
+def take(pool: LanePool, session: str, key: str, adapters=A) -> Lane:
+    return KvCache(pool, 0, None).place(session, "", key, adapters, pinned=False)
+
+
 def used(pool: LanePool, session: str, key: str, adapters=A) -> Lane:
-    lane = pool.take(session, key, adapters)
+    lane = take(pool, session, key, adapters)
     lane.bind(adapters)
     lane.decode((1, 2), adapters, want_logits=True)
     return lane
@@ -94,7 +100,7 @@ def test_a_conversation_finds_its_lane_again():
     lanes = pool(3)
     first = used(lanes, "s", "key")
     used(lanes, "t", "key")
-    assert lanes.take("s", "key", A) is first
+    assert take(lanes, "s", "key", A) is first
     assert first.position == 2
 
 
@@ -106,17 +112,17 @@ def test_one_conversation_under_two_keys_has_two_lanes():
 def test_a_free_lane_with_the_same_adapters_is_taken_first():
     lanes = pool(3)
     lanes.lanes[2].bind(B)
-    assert lanes.take("s", "key", B) is lanes.lanes[2]
-    assert lanes.take("t", "key", A) is lanes.lanes[0]
+    assert take(lanes, "s", "key", B) is lanes.lanes[2]
+    assert take(lanes, "t", "key", A) is lanes.lanes[0]
 
 
 def test_the_lane_that_was_used_the_longest_time_ago_gives_way():
     lanes = pool(2)
     one, two = used(lanes, "s", "key"), used(lanes, "t", "key")
     used(lanes, "s", "key")
-    assert lanes.take("u", "key", A) is two
+    assert take(lanes, "u", "key", A) is two
     assert two.position == 0
-    assert lanes.take("s", "key", A) is one
+    assert take(lanes, "s", "key", A) is one
     assert one.position == 4
 
 
@@ -125,16 +131,33 @@ def test_forgetting_a_session_frees_all_its_lanes_and_no_others():
     used(lanes, "s", "one")
     used(lanes, "s", "two")
     kept = used(lanes, "t", "one")
-    lanes.forget("s")
+    KvCache(lanes, 0, None).drop(lambda held: held.session_id == "s")
     assert lanes.bound == 1
     assert kept.position == 2
 
 
-def test_an_adapter_is_taken_out_of_every_lane_that_names_it_with_the_kv_it_computed():
+def test_an_adapter_is_taken_out_of_every_lane_that_names_it_and_the_kv_it_computed_stays():
     lanes = pool(3)
     one = used(lanes, "s", "key", A)
     both = used(lanes, "t", "key", (*A, *B))
     other = used(lanes, "u", "key", B)
     lanes.unbind(A[0][0])
     assert [lane.context.adapters for lane in (one, both, other)] == [(), (), B]
-    assert [lane.position for lane in (one, both, other)] == [0, 0, 2]
+    assert [lane.position for lane in (one, both, other)] == [2, 2, 2]
+
+
+def test_a_lane_that_a_turn_holds_is_never_taken_away():
+    lanes = pool(2)
+    one, two = used(lanes, "s", "key"), used(lanes, "t", "key")
+    one.held = True
+    assert take(lanes, "u", "key") is two
+    two.held = True
+    with pytest.raises(Busy, match="every lane is held"):
+        take(lanes, "v", "key")
+
+
+def test_a_pinned_personas_lane_gives_way_last():
+    lanes = pool(2)
+    pinned, other = used(lanes, "s", "key"), used(lanes, "t", "key")
+    pinned.pinned = True
+    assert take(lanes, "u", "key") is other

@@ -59,9 +59,25 @@ def test_only_scaffolding_may_become_control_tokens():
     assert plan.calls == ((BOS, *b"<bos>"),)
 
 
-def test_history_ends_where_the_newest_block_begins():
-    plan = plan_of(Segment("abcde", ends_block=True), Segment("fg"))
-    assert (plan.history_tokens, plan.tokens) == (5, 7)
+def test_what_was_said_ends_with_the_last_block_and_history_where_the_newest_line_begins():
+    plan = plan_of(
+        Segment("abcde", ends_block=True), Segment("fg"), Segment("hi", begins_line=True), Segment("j"), chunk=8
+    )
+    assert (plan.said_tokens, plan.tokens) == (5, 10)
+    assert plan.calls == (tuple(b"abcde"), tuple(b"fg"), tuple(b"hij"))
+    assert (plan.persona, plan.history, plan.line, plan.joints) == (1, 2, tuple(b"hi"), {1, 2})
+
+
+def test_a_line_is_computed_in_the_calls_that_it_was_computed_in_before():
+    past = Segment("abcdefgh", begins_line=True, cuts=(2, 3))
+    assert plan_of(past, chunk=4).calls == (tuple(b"ab"), tuple(b"cde"), tuple(b"fgh"))
+    typed = Segment("abcdefgh", begins_line=True, primed=(tuple(b"abc"), tuple(b"d"), tuple(b"xy")))
+    assert plan_of(typed, chunk=4).calls == (tuple(b"abc"), tuple(b"d"), tuple(b"efgh"))
+
+
+def test_calls_that_are_larger_than_a_chunk_or_than_the_line_are_not_taken_over():
+    for cuts in ((5,), (0, 4), (-1,), (9,)):
+        assert plan_of(Segment("abcdef", begins_line=True, cuts=cuts), chunk=4).calls == (tuple(b"abcd"), tuple(b"ef"))
 
 
 @pytest.mark.parametrize("chunk", [4, 8, 64])
