@@ -12,6 +12,11 @@ import platformdirs
 from npc_runtime.errors import ConfigError
 from npc_runtime.ordinary_file import open_ordinary
 
+SOURCE_DIGEST_KEY = "npc_runtime.source_sha256"
+SOURCE_NAME_KEY = "npc_runtime.source_name"
+"""Metadata of a file that was prepared from another file of the same base (``npc-runtime tune``): that one's sha256 and
+name. Adapters made for the one fit the other."""
+
 
 def find_base_model(name: str) -> Path:
     """The GGUF of ``name`` (``smollm2``, ``gemma3`` or a path). Raises ConfigError that says what to install."""

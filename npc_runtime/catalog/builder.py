@@ -35,7 +35,8 @@ ADAPTER_SETTLE_SECONDS = 0.5
 
 @dataclass(frozen=True)
 class BaseIdentity:
-    """The base model that adapters must fit: its architecture and the sha256 of its file."""
+    """The base model that adapters must fit: its architecture and the sha256 of its file (of the original, where the
+    engine has loaded another file type that was prepared from it)."""
 
     architecture: str
     digest: str

@@ -187,7 +187,8 @@ class Daemon:
             return
         match message:
             case EngineReady():
-                self.catalog_thread.submit(UseBase(BaseIdentity(message.architecture, message.digest)), message)
+                made_for = message.source_digest or message.digest
+                self.catalog_thread.submit(UseBase(BaseIdentity(message.architecture, made_for)), message)
                 self.dialogue.on_engine_ready()
             case EngineDied():
                 self.dialogue.on_engine_lost()

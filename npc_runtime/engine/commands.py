@@ -201,10 +201,15 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineReady(Event, frozen=True, kw_only=True, tag="engine_ready"):
-    """The model is loaded and the lanes are built."""
+    """The model is loaded and the lanes are built.
+
+    ``digest`` is the sha256 of the file that is loaded; ``source_digest`` of the one it was prepared from (empty: it is
+    an original), for which adapters were made.
+    """
 
     architecture: str
     digest: str
+    source_digest: str = ""
     name: str
     template: str
     stats: EngineStats

@@ -403,6 +403,7 @@ class EngineCore:
         return EngineReady(
             architecture=self.backend.architecture,
             digest=self.base_digest,
+            source_digest=self.backend.source_digest,
             name=name,
             template=type(self.template).__name__,
             stats=self.stats(),

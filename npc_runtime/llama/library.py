@@ -23,6 +23,8 @@ lib = llama_cpp
 log = logging.getLogger("npc_runtime.llama")
 
 _LEVELS = {1: logging.DEBUG, 2: logging.DEBUG, 3: logging.WARNING, 4: logging.ERROR}
+_HARMLESS = "cannot use buft 'CPU_REPACK'"
+"""A warning for each tensor of an adapter (0.3.36): the base's tensors were reordered for speed, adapters' are not."""
 _recent: deque[str] = deque(maxlen=50)
 
 
@@ -31,7 +33,7 @@ def _on_log(level: int, text: bytes, _user_data: ctypes.c_void_p) -> None:
     line = text.decode("utf-8", "replace").strip()
     if len(line) > 1:
         _recent.append(line)
-        log.log(_LEVELS.get(level, logging.DEBUG), "%s", line)
+        log.log(logging.DEBUG if _HARMLESS in line else _LEVELS.get(level, logging.DEBUG), "%s", line)
 
 
 lib.llama_log_set(_on_log, ctypes.c_void_p(0))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+from npc_runtime.base_model import SOURCE_DIGEST_KEY
 from npc_runtime.config import GpuSplit, KvType
 from npc_runtime.errors import AdapterInvalid, ConfigError
 from npc_runtime.llama.context import KV_BITS, ContextOptions, LlamaContext
@@ -80,6 +82,12 @@ class LlamaModel:
     def architecture(self) -> str:
         """For example ``llama`` or ``gemma3``."""
         return self.metadata("general.architecture")
+
+    @property
+    def source_digest(self) -> str:
+        """The sha256 of the file that this one was prepared from; empty for an original."""
+        value = self.metadata(SOURCE_DIGEST_KEY)
+        return value if re.fullmatch(r"[0-9a-f]{64}", value) else ""
 
     @property
     def chat_template(self) -> str:
@@ -191,6 +199,11 @@ class LlamaModel:
     def new_sampler(self, sampling: Sampling, seed: int, min_tokens: int, recent: Sequence[int]) -> LlamaSampler:
         """A sampler for one reply; ``recent`` are the reply tokens of the conversation so far."""
         return LlamaSampler(self.n_vocab, sampling, seed, self.end_tokens if min_tokens else (), min_tokens, recent)
+
+    @property
+    def pointer(self) -> ctypes.c_void_p:
+        """llama.cpp's handle, for this package."""
+        return self._model  # type: ignore[no-any-return]
 
     def close(self) -> None:
         """Free the model; contexts and adapters of it must be gone."""

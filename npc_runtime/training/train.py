@@ -71,7 +71,8 @@ def train_adapter(
     dialogue = load_dialogue(dialogue_path(paths.personas, adapter_name))
     model = LlamaModel(paths.base_model, vocab_only=True)
     try:
-        card = _card(persona, adapter_name, dialogue, before, paths, settings, _architecture(model))
+        base_digest = model.source_digest or file_digest(paths.base_model)
+        card = _card(persona, adapter_name, dialogue, before, paths, settings, _architecture(model), base_digest)
         tokens = ServingTokens(model)
         train = _tokenized(tokens, persona, dialogue.train)
         held_out = _tokenized(tokens, persona, dialogue.held_out)
@@ -130,6 +131,7 @@ def _card(
     paths: Paths,
     settings: TrainingSettings,
     architecture: str,
+    base_digest: str,
 ) -> AdapterCard:
     training: Mapping[str, Any] = {
         "settings": dataclasses.asdict(settings),
@@ -143,7 +145,7 @@ def _card(
         persona=persona.id,
         license=LICENSE,
         base_name=paths.base_model.stem,
-        base_sha256=file_digest(paths.base_model),
+        base_sha256=base_digest,
         base_architecture=architecture,
         created_with=f"npc-runtime {npc_runtime.__version__}",
         training=training,
