@@ -105,7 +105,7 @@ def _goal_texts(runs: list[Results], key: str) -> list[str]:
     for run in runs:
         record = run["workloads"].get(key, {})
         goals |= dict.fromkeys(check["goal"] for check in record.get("checks", []))
-        if "not_run" in record:
+        if "not_run" in record or (not record and key.startswith("B")):
             goals |= {"": None}
     return [goal for goal in goals if goal] or list(goals)
 

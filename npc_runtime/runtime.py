@@ -94,7 +94,7 @@ class Runtime:
             max_adapter_bytes=s.max_adapter_bytes,
             allow_base_mismatch=s.allow_base_mismatch,
         )
-        made_for = self._core.source_digest or self._core.base_digest
+        made_for = self._core.backend.source_digest or self._core.base_digest
         self._builder.set_base(BaseIdentity(self._core.backend.architecture, made_for))
         self.reload()
 

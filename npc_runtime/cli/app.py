@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 
 import typer
 from rich.console import Console
 
 from npc_runtime import __version__
-from npc_runtime.cli import personas, serve, talk, tune
+from npc_runtime.cli import personas, serve, talk
 from npc_runtime.cli.demo import demo
 from npc_runtime.errors import ConfigError, NpcError
 
@@ -23,20 +24,37 @@ app.command()(talk.say)
 app.command()(talk.chat)
 app.command(name="personas")(personas.personas)
 app.command()(personas.status)
-app.command()(tune.tune)
 app.command()(demo)
 
 
-@app.command(
-    name="adapter",
-    help="Train and evaluate adapters.",
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
-)
-def adapter(context: typer.Context) -> None:
-    """The commands of the training package, imported for them only: a daemon must start quickly."""
+def _imported_later(name: str, text: str, load: Callable[[], typer.Typer]) -> None:
+    """A command whose modules are imported when it is called: a daemon must start quickly and has no use for them."""
+
+    @app.command(
+        name=name,
+        help=text,
+        context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
+    )
+    def command(context: typer.Context) -> None:
+        load()(context.args, prog_name=f"npc-runtime {name}", standalone_mode=False)
+
+
+def _adapter() -> typer.Typer:
     from npc_runtime.training.cli import app as adapter_app
 
-    adapter_app(context.args, prog_name="npc-runtime adapter", standalone_mode=False)
+    return adapter_app
+
+
+def _tune() -> typer.Typer:
+    from npc_runtime.cli.tune import tune
+
+    tune_app = typer.Typer(add_completion=False)
+    tune_app.command()(tune)
+    return tune_app
+
+
+_imported_later("tune", "Find the fastest settings for this machine, and make a faster file of the base model.", _tune)
+_imported_later("adapter", "Train and evaluate adapters.", _adapter)
 
 
 def _version(show: bool) -> None:

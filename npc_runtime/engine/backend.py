@@ -82,6 +82,11 @@ class Backend(Protocol):
         ...
 
     @property
+    def source_digest(self) -> str:
+        """The sha256 of the file that this one was prepared from; empty for an original."""
+        ...
+
+    @property
     def chat_template(self) -> str:
         """Jinja source; empty for base models."""
         ...

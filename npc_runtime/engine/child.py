@@ -69,14 +69,7 @@ def new_core(settings: EngineSettings, notify: Callable[[AnyEvent], None] = lamb
     path = Path(settings.base_model)
     gpu = GpuOptions(settings.gpu_layers, settings.gpu_device, settings.gpu_split)
     model = LlamaModel(path, gpu)
-    return EngineCore(
-        model,
-        settings,
-        base_digest=file_digest(path),
-        source_digest=model.source_digest,
-        build=build_id(),
-        notify=notify,
-    )
+    return EngineCore(model, settings, base_digest=file_digest(path), build=build_id(), notify=notify)
 
 
 def _serve(core: EngineCore, commands: queue.SimpleQueue[dict[str, Any]], out: BinaryIO) -> None:

@@ -69,7 +69,6 @@ PrepareName = tuple[str, str]
 class EngineCore:
     """Owns the model, its lanes and its loaded adapters.
 
-    ``base_digest`` is that of the file that is loaded, ``source_digest`` of the one that it was prepared from, if any.
     ``notify`` gets events that must be out before the call that follows them (a file is about to be loaded).
     """
 
@@ -79,7 +78,6 @@ class EngineCore:
         settings: EngineSettings,
         *,
         base_digest: str,
-        source_digest: str = "",
         build: str,
         clock: Callable[[], float] = time.perf_counter,
         notify: Callable[[AnyEvent], None] = lambda event: None,
@@ -87,7 +85,6 @@ class EngineCore:
         self.backend = backend
         self.settings = settings
         self.base_digest = base_digest
-        self.source_digest = source_digest
         self.template = choose_template(backend)
         wants_bos = backend.adds_bos or (isinstance(self.template, JinjaTemplate) and self.template.wants_bos)
         self.bos = backend.bos if wants_bos else None
@@ -406,7 +403,7 @@ class EngineCore:
         return EngineReady(
             architecture=self.backend.architecture,
             digest=self.base_digest,
-            source_digest=self.source_digest,
+            source_digest=self.backend.source_digest,
             name=name,
             template=type(self.template).__name__,
             stats=self.stats(),

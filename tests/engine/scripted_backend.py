@@ -213,6 +213,7 @@ class ScriptedBackend:
     """The model. ``weights`` stands for the content of the base model's file."""
 
     architecture = "scripted"
+    source_digest = ""
     n_vocab = VOCABULARY
     bos: int | None = BOS
     eos_text = CONTROL[IM_END]

@@ -176,12 +176,6 @@ def test_drafts_of_a_process_that_was_killed_are_removed_at_the_start(tmp_path):
 # Folders and disks that fail
 
 
-@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write everywhere")
-def test_a_folder_that_may_not_be_written_is_said_and_nothing_is_kept(tmp_path, caplog):
-    tmp_path.chmod(0o500)
-    check_unusable(tmp_path / "kv", caplog)
-
-
 def test_a_folder_that_cannot_be_made_is_said_and_nothing_is_kept(tmp_path, caplog):
     (tmp_path / "file").write_bytes(b"")
     check_unusable(tmp_path / "file", caplog)

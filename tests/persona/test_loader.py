@@ -37,6 +37,7 @@ sampling:
   seed: 7
 stop: ["###"]
 max_tokens: 80
+pinned: true
 fallback: [Hm.]
 notes: none
 """
