@@ -36,7 +36,9 @@ def _imported_later(name: str, text: str, load: Callable[[], typer.Typer]) -> No
         context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
     )
     def command(context: typer.Context) -> None:
-        load()(context.args, prog_name=f"npc-runtime {name}", standalone_mode=False)
+        code = load()(context.args, prog_name=f"npc-runtime {name}", standalone_mode=False)
+        if isinstance(code, int) and code:  # the command raised Exit, which comes back as a plain number here
+            raise typer.Exit(code)
 
 
 def _adapter() -> typer.Typer:

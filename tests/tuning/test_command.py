@@ -183,6 +183,14 @@ def test_a_real_run_measures_a_real_model_with_a_real_adapter(tmp_path, monkeypa
     assert "prefill_chunk_tokens" in result.stdout
 
 
+@pytest.mark.parametrize(
+    ("arguments", "code"), [(["adapter", "train", "nobody"], 1), (["tune", "--none"], 2), (["tune", "--help"], 0)]
+)
+def test_commands_that_are_imported_when_called_keep_their_exit_code(tmp_path, monkeypatch, arguments, code):
+    monkeypatch.chdir(tmp_path)
+    assert CliRunner().invoke(app, arguments).exit_code == code
+
+
 def test_the_quality_table_has_every_voice_and_marks_the_one_that_is_lost():
     agreement = Agreement(tokens=100, source=20.0, prepared=21.0, difference=0.0488, error=0.01, same_choice=0.9)
     old, new = (
