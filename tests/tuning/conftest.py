@@ -42,7 +42,7 @@ def made(cache, original, worker) -> tuple[Path, list[tuple[str, int, int]]]:
     told: list[tuple[str, int, int]] = []
     path = prepared_path(original.digest, "q4_0")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(prepared, "PLAIN_TALK", prepared.PLAIN_TALK[:1500])
+        patch.setattr(prepared, "PLAIN_TALK", prepared.PLAIN_TALK[:500])
         prepare(original, "q4_0", path, 1, worker, lambda *progress: told.append(progress))
     return path, told
 

@@ -177,7 +177,7 @@ def test_a_real_run_measures_a_real_model_with_a_real_adapter(tmp_path, monkeypa
     monkeypatch.setenv("NPC_RUNTIME_THREADS", "1")
     monkeypatch.setenv("NPC_RUNTIME_PREFILL_THREADS", "1")
     monkeypatch.setattr("npc_runtime.tuning.machine.default_threads", lambda: 1)
-    result = CliRunner().invoke(app, ["tune", "--seconds", "12"], env={"COLUMNS": "200"})
+    result = CliRunner().invoke(app, ["tune", "--seconds", "10"], env={"COLUMNS": "200"})
     assert result.exit_code == 0, result.output
     assert "The adapter marsh is active." in result.stdout
     assert "prefill_chunk_tokens" in result.stdout

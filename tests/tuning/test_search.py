@@ -1,5 +1,6 @@
 """The search, on a machine that is on paper only: each setting has a known effect, each measurement a known cost."""
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -127,6 +128,31 @@ def test_a_single_slow_moment_does_not_make_a_winner():
     same = Factor("spin", values("spin_count", 1000, 100_000))
     outcome = Paper(noise=lambda number: 0.1 if number == 1 else 1.0).search([same])
     assert outcome.best == START
+
+
+def scripted(times: dict[int, list[float]], seconds: float = 1000.0) -> Setup:
+    """The choice between the spin counts of ``times``, whose measurements are the turn times listed there."""
+    left = {spin: itertools.cycle(found) for spin, found in times.items()}
+    now = itertools.count()
+
+    def measure(setup: Setup, figures: tuple[str, ...]) -> Speed:
+        return Speed(prefill=1e9, line_ms=next(left[setup.spin_count]), decode=1e9)
+
+    factor = Factor("spin", values("spin_count", *times))
+    start = replace(START, spin_count=min(times))
+    return Search(measure, seconds, lambda: float(next(now))).run(start, [factor]).choices[0].best
+
+
+def test_a_value_must_have_been_the_faster_one_in_two_rounds_of_three():
+    """The median of the others is 3.6 % lower each time."""
+    assert scripted({1: [100, 100, 110, 110, 110], 2: [106]}).spin_count == 1
+    assert scripted({1: [100, 110, 110, 110, 110], 2: [106]}).spin_count == 2
+
+
+@pytest.mark.parametrize(("time", "taken"), [(95, False), (85, True)])
+def test_what_was_measured_in_one_round_only_must_gain_more(time, taken):
+    assert scripted({1: [100], 2: [time]}, seconds=6).spin_count == (2 if taken else 1)
+    assert scripted({1: [100], 2: [time]}).spin_count == 2
 
 
 def test_gains_that_do_not_show_side_by_side_are_given_up():
