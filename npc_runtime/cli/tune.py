@@ -32,7 +32,7 @@ from npc_runtime.tuning.prepared import (
 )
 from npc_runtime.tuning.search import Outcome, Search
 from npc_runtime.tuning.settings_file import as_yaml, write_settings
-from npc_runtime.tuning.tables import comparison_table, conditions, outcome_table, quality_table
+from npc_runtime.tuning.tables import comparison_table, conditions, figures_table, outcome_table, quality_table
 from npc_runtime.tuning.texts import quality_texts
 from npc_runtime.tuning.worker import OutOfTime, Worker
 
@@ -147,6 +147,9 @@ def _search_bar(seconds: float, began: float) -> Iterator[Callable[[str, str, in
 def _show_outcome(outcome: Outcome, lab: Lab, base: Path) -> None:
     out.print(outcome_table(outcome, base.name))
     out.print(f"[dim]{conditions(lab.work, lab.adapter.stem)}[/dim]")
+    measured = [choice for choice in outcome.choices if any(tried.speed is not None for tried in choice.tried)]
+    if measured:
+        out.print(figures_table(measured[0]))
     if outcome.gain is not None:
         out.print(comparison_table(outcome))
         if outcome.best == outcome.start:

@@ -32,6 +32,15 @@ def outcome_table(outcome: Outcome, title: str) -> Table:
     return table
 
 
+def figures_table(choice: Choice) -> Table:
+    """The figures behind the times of one factor's values."""
+    table = Table(choice.factor.name, *(title for title, _, _ in FIGURES))
+    for tried in choice.tried:
+        if tried.speed is not None:
+            table.add_row(choice.factor.of(tried.setup), *(f"{figure(tried.speed):.0f}" for _, figure, _ in FIGURES))
+    return table
+
+
 def _measured(choice: Choice) -> str:
     tried = [_one(choice, each) for each in choice.tried if each.speed is not None or each.error]
     return ": ".join(part for part in (choice.note, ", ".join(tried)) if part)
@@ -46,7 +55,8 @@ def conditions(work: Work, adapter: str) -> str:
     """What the figures mean."""
     return (
         f"A turn: a line of {work.line} tokens behind {work.history}, a reply of {REPLY_TOKENS} tokens, and a tenth of "
-        f"a character's own text of 300 (prefill measured with {work.prefill}). Medians. "
+        f"a character's own text of 300 (prefill measured with {work.prefill}). Medians; "
+        f"what else runs changes from row to row, so compare within a row. "
         f"{f'The adapter {adapter} is active.' if adapter else 'Without an adapter: none of the folder fits.'}"
     )
 
