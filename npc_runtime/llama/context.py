@@ -197,6 +197,7 @@ class LlamaContext:
             read = lib.llama_state_seq_set_data(self._context, buffer, len(data), 0)
         last = lib.llama_memory_seq_pos_max(self._memory, 0)
         if read == len(data) and last == tokens - 1:
+            self._unchecked = bool(self._adapters)
             return True
         log.warning("a saved KV cache was not taken: %s", reason(lines))
         self.clear()

@@ -131,6 +131,7 @@ def test_a_long_common_beginning_is_never_shared_across_adapter_sets(smollm2, sm
 
     scene = Scene(core(), sampling=GREEDY)
     reused = []
+    alone: dict[str, tuple[object, ...]] = {}
     voices: list[tuple[str, str, AdapterSource]] = [
         ("mira", "You are Mira.", at(a, 0.8)),
         ("bram", "You are Bram.", b),
@@ -141,7 +142,9 @@ def test_a_long_common_beginning_is_never_shared_across_adapter_sets(smollm2, sm
         scene.systems[session] = RIVER * 8 + name
         turn = scene.turn(session, "Hello", [adapter], max_tokens=5)
         done = scene.finish(turn)
-        assert heard(done) == heard(cold(core, turn)), session
+        if session not in alone:
+            alone[session] = heard(cold(core, turn))
+        assert heard(done) == alone[session], session
         reused.append(done.reused_tokens)
     scene.close()
     assert reused[:3] == [0, 0, 0] and reused[3] >= 500
