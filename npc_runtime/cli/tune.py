@@ -83,10 +83,11 @@ def _settings(path: Path, *, must_exist: bool) -> Settings:
 
 def _say_if_busy() -> None:
     load = load_now()
-    if load is not None and load.busy:
+    if load.busy:
         told.print(
-            f"[yellow]this machine is busy[/yellow]: {load.average:.1f} programs want its {load.cores} cores. Figures "
-            "will be worse and less certain than on a quiet one; close other programs, or tune again later"
+            f"[yellow]this machine is busy[/yellow]: {load.in_use:.0%} of its {load.cores} cores in use, load "
+            f"{load.average:.1f}. Figures will be worse and less certain than on a quiet one; close other programs, "
+            "or tune again later"
         )
 
 

@@ -6,12 +6,17 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import psutil
+
 from npc_runtime.config import Settings, default_threads
 from npc_runtime.tuning.jobs import ModelFacts
 from npc_runtime.tuning.search import Factor, Setup
 
 BUSY = 0.35
-"""Load for each core above which figures are not to be trusted."""
+"""Load for each core, or share of all cores in use, above which figures are not to be trusted."""
+IDLE = 0.1
+"""Share of all cores in use at most where a high load is a thing of the past."""
+LOOK_SECONDS = 0.4
 CHUNKS = (32, 64, 128, 256)
 SPINS = (1_000, 100_000, 1_000_000, 10_000_000)
 """A million is a millisecond or two on today's processors. More than that would take the game's cores from it."""
@@ -22,22 +27,22 @@ MAX_SOURCE_BYTES = 2 << 30
 
 @dataclass(frozen=True)
 class Load:
-    """How busy the machine is: the system's average number of running programs over a minute, and its cores."""
+    """How busy the machine is: programs that wanted a core (average of a minute), its cores, their share in use now."""
 
     average: float
     cores: int
+    in_use: float
 
     @property
     def busy(self) -> bool:
         """Whether something else is running that would spoil the figures."""
-        return self.average / self.cores > BUSY
+        return self.in_use > BUSY or (self.average / self.cores > BUSY and self.in_use > IDLE)
 
 
-def load_now() -> Load | None:
-    """None where the system does not tell."""
-    if not hasattr(os, "getloadavg"):
-        return None
-    return Load(os.getloadavg()[0], os.cpu_count() or 1)
+def load_now() -> Load:
+    """Looks for a moment. A system that knows no load average has 0."""
+    average = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    return Load(average, os.cpu_count() or 1, psutil.cpu_percent(LOOK_SECONDS) / 100)
 
 
 def start_setup(settings: Settings, file_type: str) -> Setup:

@@ -1,5 +1,6 @@
 """``npc-runtime tune`` as people call it: what it says, what it prints, what it writes."""
 
+import contextlib
 import json
 import shutil
 from pathlib import Path
@@ -48,11 +49,12 @@ class PaperLab:
 
 
 @pytest.fixture
-def run(tmp_path, monkeypatch, cache):
-    """Runs the command in an own folder, on paper."""
+def run(tmp_path, monkeypatch, cache, worker):
+    """Runs the command in an own folder, on paper, with the child process of all tests."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(command, "Worker", lambda spin_count: contextlib.nullcontext(worker))
     monkeypatch.setattr(command, "Lab", PaperLab)
-    monkeypatch.setattr(command, "load_now", lambda: Load(0.1, 2))
+    monkeypatch.setattr(command, "load_now", lambda: Load(0.1, 2, 0.0))
     monkeypatch.setattr("npc_runtime.tuning.machine.default_threads", lambda: 2)
     for name in ("NPC_RUNTIME_THREADS", "GOMP_SPINCOUNT"):
         monkeypatch.delenv(name, raising=False)
@@ -118,8 +120,8 @@ def test_a_variable_that_wins_over_the_file_is_named(run, monkeypatch):
 
 
 def test_a_busy_machine_is_told(run, monkeypatch):
-    monkeypatch.setattr(command, "load_now", lambda: Load(3.2, 2))
-    assert "this machine is busy: 3.2 programs want its 2 cores" in run().stderr
+    monkeypatch.setattr(command, "load_now", lambda: Load(3.2, 2, 0.9))
+    assert "this machine is busy: 90% of its 2 cores in use, load 3.2" in run().stderr
 
 
 @pytest.mark.parametrize(
@@ -177,7 +179,7 @@ def test_a_real_run_measures_a_real_model_with_a_real_adapter(tmp_path, monkeypa
     monkeypatch.setenv("NPC_RUNTIME_THREADS", "1")
     monkeypatch.setenv("NPC_RUNTIME_PREFILL_THREADS", "1")
     monkeypatch.setattr("npc_runtime.tuning.machine.default_threads", lambda: 1)
-    result = CliRunner().invoke(app, ["tune", "--seconds", "10"], env={"COLUMNS": "200"})
+    result = CliRunner().invoke(app, ["tune", "--seconds", "8"], env={"COLUMNS": "200"})
     assert result.exit_code == 0, result.output
     assert "The adapter marsh is active." in result.stdout
     assert "prefill_chunk_tokens" in result.stdout

@@ -9,7 +9,7 @@ from npc_runtime.tuning import machine
 from npc_runtime.tuning.choices import overruled, settings_to_write
 from npc_runtime.tuning.jobs import ModelFacts, Speed
 from npc_runtime.tuning.lab import sized_work
-from npc_runtime.tuning.machine import Load, attention, factors, file_types, start_setup, thread_counts
+from npc_runtime.tuning.machine import Load, attention, factors, file_types, load_now, start_setup, thread_counts
 
 
 def facts(**changed):
@@ -78,9 +78,19 @@ def test_a_small_context_is_not_overrun():
     assert max(work.prefill, work.history + work.line + work.reply) <= 256
 
 
-@pytest.mark.parametrize(("average", "busy"), [(0.1, False), (0.6, False), (0.9, True), (4.0, True)])
-def test_a_busy_machine_is_noticed(average, busy):
-    assert Load(average, 2).busy is busy
+@pytest.mark.parametrize(
+    ("average", "in_use", "busy"),
+    [(0.1, 0.02, False), (0.6, 0.2, False), (0.1, 0.6, True), (4.0, 0.5, True), (0.9, 0.3, True), (4.0, 0.02, False)],
+)
+def test_a_busy_machine_is_noticed_and_one_that_was_busy_is_forgiven(average, in_use, busy):
+    assert Load(average, 2, in_use).busy is busy
+
+
+def test_the_load_of_this_machine_can_be_read():
+    load = load_now()
+    assert load.cores >= 1
+    assert load.average >= 0
+    assert 0 <= load.in_use <= 1
 
 
 def setup(settings=None, **changed):
