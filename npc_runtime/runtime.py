@@ -242,9 +242,9 @@ class RuntimeSession:
         assert isinstance(answer, Warmed)
         return answer
 
-    def prime(self, text_so_far: str) -> Primed:
-        """Read the line so far, all but its last word."""
-        answer = self._runtime._rehearse(Prime(id=0, session_id=self.id, text=text_so_far))
+    def prime(self, text_so_far: str, *, complete: bool = False) -> Primed:
+        """Read the line so far, all but its last word; ``complete``: to its end, and what follows it too."""
+        answer = self._runtime._rehearse(Prime(id=0, session_id=self.id, text=text_so_far, complete=complete))
         assert isinstance(answer, Primed)
         return answer
 

@@ -27,12 +27,14 @@ KV_BYTES_PER_TOKEN = 23_040
 
 @dataclass(frozen=True)
 class Step:
-    """One thing that was done in a conversation: the player typed ``text`` (``count`` 0) or said it."""
+    """One thing that was done in a conversation: the player typed ``text`` (``count`` 0; ``complete``: to its end) or
+    said it."""
 
     text: str
     count: int
     sampled: Sampled | None = None
     reply: tuple[int, ...] = ()
+    complete: bool = False
 
 
 @dataclass
@@ -178,12 +180,12 @@ class DaemonConversation:
             raise NotAvailable("this version has no history()")
         return self.session.history()
 
-    def prime(self, text: str) -> None:
+    def prime(self, text: str, *, complete: bool) -> None:
         """The player has typed ``text`` so far; returns when the daemon has read it."""
         if not hasattr(self.session, "prime"):
             raise NotAvailable("this version has no prime()")
-        self.session.prime(text)
-        self.played.steps.append(Step(text, 0))
+        self.session.prime(text, complete=complete)
+        self.played.steps.append(Step(text, 0, complete=complete))
 
 
 def _variables(wanted: dict[str, Any], needs: Sequence[str]) -> dict[str, str]:

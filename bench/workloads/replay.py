@@ -53,5 +53,5 @@ def _again(daemon: Daemon, played: Played) -> list[tuple[tuple[int, ...], tuple[
         if step.count:
             pairs.append((step.reply, conversation.say(step.text, step.count, step.sampled).tokens))
         else:
-            conversation.prime(step.text)
+            conversation.prime(step.text, complete=step.complete)
     return pairs

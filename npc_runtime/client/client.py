@@ -317,13 +317,18 @@ class Session:
         """As :meth:`warm`, without waiting for it."""
         self.client.forget(self.client.post(Warm(id=self.client._id(), session_id=self.id)))
 
-    def prime(self, text_so_far: str) -> Primed:
-        """The player is typing: have the line so far read, all but its last word; returns when that is done."""
-        return self.client._ask(Prime(id=self.client._id(), session_id=self.id, text=text_so_far), Primed)
+    def prime(self, text_so_far: str, *, complete: bool = False) -> Primed:
+        """The player is typing: have the line so far read, all but its last word; returns when that is done.
 
-    def prime_soon(self, text_so_far: str) -> None:
+        ``complete``: the line may end here, so have it read to its end, and what follows it too.
+        """
+        request = Prime(id=self.client._id(), session_id=self.id, text=text_so_far, complete=complete)
+        return self.client._ask(request, Primed)
+
+    def prime_soon(self, text_so_far: str, *, complete: bool = False) -> None:
         """As :meth:`prime`, without waiting for it: to be called with every few letters that are typed."""
-        self.client.forget(self.client.post(Prime(id=self.client._id(), session_id=self.id, text=text_so_far)))
+        request = Prime(id=self.client._id(), session_id=self.id, text=text_so_far, complete=complete)
+        self.client.forget(self.client.post(request))
 
     def history(self) -> History:
         """What the next prompt remembers; ``open_session(history=…)`` takes it back."""

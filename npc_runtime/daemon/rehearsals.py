@@ -9,6 +9,8 @@ import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import msgspec
+
 from npc_runtime.catalog import CatalogEntry
 from npc_runtime.daemon.engine_link import EngineLink
 from npc_runtime.daemon.sessions import Session, Sessions
@@ -77,8 +79,11 @@ class Rehearsals:
         request, name = waiting.request, f"rehearsal {next(self._numbers)}"
         if request.session_id is not None:
             session = self._sessions.get(request.session_id)
-            line = request.text if isinstance(request, Prime) else ""
-            command = self._for_session(name, session, line)
+            command = (
+                self._for_session(name, session, request.text, complete=request.complete)
+                if isinstance(request, Prime)
+                else self._for_session(name, session)
+            )
         else:
             assert isinstance(request, Warm)
             entry = self._voices.usable(str(request.persona))
@@ -88,11 +93,12 @@ class Rehearsals:
         self._waiting[name] = waiting
         self._engine.send(command)
 
-    def _for_session(self, name: str, session: Session, line: str) -> Prepare:
+    def _for_session(self, name: str, session: Session, line: str = "", *, complete: bool = False) -> Prepare:
         entry = self._voices.usable(session.persona_id)
         primed = session.primed if line else ()
         known = conversation(entry.persona, session.player, session.remembered, line, primed)
-        return self._command(name, session.id, entry, known, self._voices.adapters(entry, session))
+        command = self._command(name, session.id, entry, known, self._voices.adapters(entry, session))
+        return msgspec.structs.replace(command, complete=complete)
 
     def _command(
         self, name: str, session_id: str, entry: CatalogEntry, known: Conversation, adapters: tuple[AdapterSource, ...]
@@ -109,7 +115,7 @@ class Rehearsals:
     def after_reply(self, session: Session) -> None:
         """Have computed what the session's next prompt begins with, whatever the player will say."""
         try:
-            self._engine.send(self._for_session("", session, ""))
+            self._engine.send(self._for_session("", session))
         except NpcError:
             return  # nobody asked for it, and the next turn will say what is wrong
 

@@ -128,11 +128,13 @@ class SetRunning(Command, frozen=True, tag="set_running"):
 class Prepare(Spoken, frozen=True, kw_only=True, tag="prepare"):
     """Compute in advance what the session's next turn begins with, while no turn runs. Ends with ``Prepared``.
 
-    The conversation's ``line`` is what of the player's line is known so far (empty: nothing). A newer one for the same
-    session, or its turn, takes the place of an older one. Without a session: the persona's fixed part only.
+    The conversation's ``line`` is what of the player's line is known so far (empty: nothing); ``complete``: it may be
+    all of it, so what follows it in the prompt is computed as well. A newer one for the same session, or its turn,
+    takes the place of an older one. Without a session: the persona's fixed part only.
     """
 
     prepare_id: str
+    complete: bool = False
 
 
 class MeasurePersona(Command, frozen=True, kw_only=True, tag="measure_persona"):

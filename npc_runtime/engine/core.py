@@ -29,7 +29,6 @@ from npc_runtime.engine.commands import (
     KeepAdapters,
     Leave,
     MeasurePersona,
-    PersonaMeasured,
     Prepare,
     Probe,
     RunTurn,
@@ -40,30 +39,19 @@ from npc_runtime.engine.commands import (
     TurnFailed,
 )
 from npc_runtime.engine.disk_tier import DiskTier, Header
+from npc_runtime.engine.failure import typed_error
 from npc_runtime.engine.identity import kv_key
+from npc_runtime.engine.idle_work import IdleWork
 from npc_runtime.engine.kv_cache import KvCache
 from npc_runtime.engine.lanes import Lane, LanePool
 from npc_runtime.engine.plan import Plan, make_plan
-from npc_runtime.engine.preparation import Preparation
 from npc_runtime.engine.snapshot import Snapshot
 from npc_runtime.engine.turn import Steps, TurnRun
-from npc_runtime.errors import ConfigError, DecodeError, InternalError, NpcError
-from npc_runtime.llama import ContextOptions, DecodeFailed
+from npc_runtime.errors import ConfigError, NpcError
+from npc_runtime.llama import ContextOptions
 from npc_runtime.prompt import Call, Conversation, JinjaTemplate, PromptTemplate, TranscriptTemplate
 
 log = logging.getLogger("npc_runtime.engine")
-
-REST_SECONDS = 1.0
-"""How long no turn must have run before KV is written to disk: in a quick dialogue a write would soon be outdated."""
-
-
-PAUSE_SECONDS = 0.05
-"""How long no turn must have run before anything is computed that nobody asked for: in a quick exchange between several
-characters it would stand in the way of the next one."""
-
-
-PrepareName = tuple[str, str]
-"""There is one preparation of a session; one without a session is known by its own id."""
 
 
 class EngineCore:
@@ -105,14 +93,10 @@ class EngineCore:
         self._clock = clock
         self._runs: dict[str, tuple[TurnRun, Steps]] = {}
         self._running: tuple[str, ...] | None = None
-        self._preparations: dict[PrepareName, tuple[Preparation, Steps]] = {}
-        self._measures: list[MeasurePersona] = []
         self._events: list[AnyEvent] = []
+        self._idle = IdleWork(self, clock, self._events.append)
         self._keep: frozenset[str] | None = None
         self._next_token_at = 0.0
-        self._rested_at = 0.0
-        self._paused_at = 0.0
-        self._all_persisted = True
 
     def _layout(self, build: str) -> str:
         s = self.settings
@@ -128,7 +112,7 @@ class EngineCore:
         """Take a command. Turns and preparations wait for their time; the others work at once."""
         match command:
             case RunTurn():
-                self._supersede(command.session_id)
+                self._idle.give_up(command.session_id)
                 run = TurnRun(command, self, self._clock)
                 run.go_on_beside(self._side_by_side(self._running or ()))
                 self._runs[command.turn_id] = run, run.steps()
@@ -143,12 +127,9 @@ class EngineCore:
                         run.go_on_beside(went_on)
                 self._running = turn_ids
             case Prepare():
-                self._supersede(command.session_id)
-                preparation = Preparation(command, self)
-                name = command.session_id, "" if command.session_id else command.prepare_id
-                self._preparations[name] = preparation, preparation.steps()
+                self._idle.prepare(command)
             case MeasurePersona():
-                self._measures.append(command)
+                self._idle.measure(command)
             case DropKv():
                 self._drop(command)
             case KeepAdapters(digests):
@@ -159,18 +140,11 @@ class EngineCore:
             case Leave():
                 self.left = True
 
-    def _supersede(self, session_id: str) -> None:
-        """A newer preparation or a turn takes the place of the session's preparation."""
-        if session_id and (session_id, "") in self._preparations:
-            preparation, _ = self._preparations.pop((session_id, ""))
-            self._events.append(preparation.ended(superseded=True))
-
     def _drop(self, command: DropKv) -> None:
         def matches(what: Lane | Snapshot | Header | RunTurn) -> bool:
             return command.session_id in ("", what.session_id) and command.persona_id in ("", what.persona_id)
 
-        if command.session_id:
-            self._supersede(command.session_id)
+        self._idle.give_up(command.session_id)
         for run, _ in self._runs.values():
             run.forgotten = run.forgotten or matches(run.turn)
         self.kv.drop(matches)
@@ -200,21 +174,18 @@ class EngineCore:
             return min(
                 (left for run, _ in self._runs.values() if (left := run.seconds_left()) is not None), default=None
             )
-        if self._next_preparation() is not None or self._measures or self.kv.has_chore():
-            return 0.0
-        waits = [self._paused_at] if self._preparations else []
-        waits += [] if self._all_persisted else [self._rested_at]
-        return max(0.0, min(waits) - self._clock()) if waits else None
+        return self._idle.wait_seconds()
 
     def step(self) -> list[AnyEvent]:
         """Do the next piece of work: events that wait, a step of a turn, or something for which there is idle time."""
         if self._events:
-            events, self._events = self._events, []
+            events = self._events[:]
+            self._events.clear()
             return events
         run = self._ending() or self._next_run()
         if run is not None:
             return self._step_turn(run)
-        return [] if self._runs else self._use_idle_time()
+        return [] if self._runs else self._idle.step()
 
     def _ending(self) -> TurnRun | None:
         return next((run for run, _ in self._runs.values() if run.must_end), None)
@@ -235,14 +206,8 @@ class EngineCore:
             if events and isinstance(events[-1], TurnDone):
                 self._end(run)
             return events
-        except NpcError as error:
-            return self._fail(run, error)
-        except DecodeFailed as error:
-            return self._fail(run, DecodeError(f"{error}; the conversation is computed anew at its next turn"))
         except Exception as error:
-            log.exception("turn failed")
-            text = f"the engine failed inside a turn ({type(error).__name__}); see its log"
-            return self._fail(run, InternalError(text))
+            return self._fail(run, typed_error(error, "a turn"))
         finally:
             took = self._clock() - began
             run.used += took
@@ -264,65 +229,14 @@ class EngineCore:
             if run.forgotten:
                 run.lane.release()
         self._free_adapters()
-        self._paused_at = self._clock() + PAUSE_SECONDS
-        self._rested_at = self._clock() + REST_SECONDS
-        self._all_persisted = self.kv.disk is None
-
-    def _use_idle_time(self) -> list[AnyEvent]:
-        if self._measures:
-            measure = self._measures.pop(0)
-            plan = self.plan(measure.conversation)
-            return [PersonaMeasured(measure.version, sum(map(len, plan.calls[: plan.persona])))]
-        if (name := self._next_preparation()) is not None:
-            return self._step_preparation(name, *self._preparations[name])
-        if not self.kv.chore() and self._clock() >= self._rested_at and not self.kv.persist():
-            self._all_persisted = self.kv.disk is None or not self.kv.disk.full
-            self._rested_at = self._clock() + REST_SECONDS
-        return []
-
-    def _next_preparation(self) -> PrepareName | None:
-        """The one that goes next: what was asked for before what was not; None: there is none, or not yet."""
-        asked = [name for name, (preparation, _) in self._preparations.items() if preparation.command.prepare_id]
-        if asked:
-            return asked[0]
-        return next(iter(self._preparations), None) if self._clock() >= self._paused_at else None
-
-    def _step_preparation(self, name: PrepareName, preparation: Preparation, steps: Steps) -> list[AnyEvent]:
-        try:
-            events = next(steps)
-            if events:
-                self._forget_preparation(name)
-            return events
-        except NpcError as error:
-            return self._fail_preparation(name, preparation, error)
-        except DecodeFailed as error:
-            return self._fail_preparation(name, preparation, DecodeError(str(error)))
-        except Exception as error:
-            log.exception("a preparation failed")
-            text = f"the engine failed inside a preparation ({type(error).__name__}); see its log"
-            return self._fail_preparation(name, preparation, InternalError(text))
-
-    def _fail_preparation(self, name: PrepareName, preparation: Preparation, error: NpcError) -> list[AnyEvent]:
-        self._forget_preparation(name)
-        for lane in self.lanes:
-            if not lane.held and lane.session_id == preparation.command.session_id:
-                lane.release()
-        return [preparation.ended(code=error.code, error=error.message)]
-
-    def _forget_preparation(self, name: PrepareName) -> None:
-        del self._preparations[name]
-        self._rested_at = self._clock() + REST_SECONDS
-        self._all_persisted = self.kv.disk is None
+        self._idle.begin_pause()
 
     def persist_all(self, timeout_s: float) -> None:
         """Write to disk what is not there yet; gives up after ``timeout_s``."""
-        if self.kv.disk is None:
-            return
         until = self._clock() + timeout_s
-        while self._clock() < until:
-            if not self.kv.persist() and self.kv.disk.flush(max(0.0, until - self._clock())):
-                if self.kv.persist():
-                    continue
+        while self.kv.disk is not None and (left := until - self._clock()) > 0:
+            # A False of ``persist`` may mean that too many wait; once they are written, that all are.
+            if not self.kv.persist() and self.kv.disk.flush(left) and not self.kv.persist():
                 return
 
     def close(self, timeout_s: float = 10.0) -> None:

@@ -26,20 +26,26 @@ class Preparation:
     def __init__(self, command: Prepare, core: EngineCore) -> None:
         self.command = command
         self._core = core
+        self._primed: tuple[Call, ...] = command.conversation.primed
         self._ready = 0
         self._computed = 0
-        self._primed: tuple[Call, ...] = command.conversation.primed
+
+    @property
+    def asked_for(self) -> bool:
+        """Whether a client waits for it."""
+        return bool(self.command.prepare_id)
 
     def steps(self) -> Steps:
         """Every item is one step's events."""
-        calls, primed = self._calls()
-        if not calls or count_tokens(calls) > self._core.context_tokens:
+        plan, certain = self._certain()
+        if not certain or count_tokens(certain) > self._core.context_tokens:
             yield [self.ended()]
             return
-        if not self.command.prepare_id and not self._core.has_lane(self.command):
-            yield [self.ended(superseded=True)]  # nobody asked for it, so no other conversation loses its lane for it
+        if not self.asked_for and not self._core.has_lane(self.command):
+            yield [self.ended(superseded=True)]  # so no other conversation loses its lane for it
             return
         lane, key, adapters = self._core.place(self.command)
+        calls = (*certain, *self._end_of_prompt(certain, plan.history)) if self.command.complete else certain
         if shared_calls(lane.calls, calls) < len(calls):
             # The last call is not wanted for its logits here, so a call that never comes stands in for it.
             self._core.kv.fill(lane, (*calls, ()))
@@ -49,33 +55,34 @@ class Preparation:
             if lane.held or not same or lane.context.adapters != adapters:
                 yield [self.ended(superseded=True)]
                 return
-            self._core.compute(lane, self._plan, calls[done], adapters, want_logits=False)
+            self._core.compute(lane, plan, calls[done], adapters, want_logits=False)
             self._computed += len(calls[done])
-        self._ready, self._primed = count_tokens(calls), primed
+        self._primed, self._ready = calls[plan.history :], count_tokens(calls)
         yield [self.ended()]
 
-    def _calls(self) -> tuple[tuple[Call, ...], tuple[Call, ...]]:
-        """What is to be computed, and which of it are calls of the player's line."""
+    def _certain(self) -> tuple[Plan, tuple[Call, ...]]:
+        """The plan up to where no further word changes it, and its calls."""
         conversation = self.command.conversation
         stable = msgspec.structs.replace(conversation, line=stable_words(conversation.line))
-        self._plan: Plan = self._core.plan(stable)
+        plan = self._core.plan(stable)
         if not self.command.session_id:
-            return self._plan.calls[: self._plan.persona], ()
+            return plan, plan.calls[: plan.persona]
+        before = plan.calls[: plan.history]
         if not stable.line:
-            return self._plan.calls[: self._plan.history], ()
-        known, left = self._known_line()
-        primed = (*known, *self._core.chunks(left))
-        return (*self._plan.calls[: self._plan.history], *primed), primed
+            return plan, before
+        known, left = _split(plan.line, conversation.primed)
+        return plan, (*before, *known, *self._core.chunks(left))
 
-    def _known_line(self) -> tuple[tuple[Call, ...], Call]:
-        """The calls that the line was computed in before, as far as they fit, and the tokens after them."""
-        line, known = self._plan.line, []
-        for call in self.command.conversation.primed:
-            if line[: len(call)] != call:
-                break
-            known.append(call)
-            line = line[len(call) :]
-        return tuple(known), line
+    def _end_of_prompt(self, certain: tuple[Call, ...], history: int) -> list[Call]:
+        """The calls of what follows where the line is complete. The prompt's last token is left to the turn, which
+        wants its logits."""
+        conversation = self.command.conversation
+        line, primed = conversation.line.strip(), certain[history:]
+        plan = self._core.plan(msgspec.structs.replace(conversation, line=line, primed=primed))
+        if not line or plan.calls[: len(certain)] != certain or plan.tokens > self._core.context_tokens:
+            return []
+        rest = tuple(token for call in plan.calls[len(certain) :] for token in call)
+        return self._core.chunks(rest[:-1])
 
     def ended(self, *, superseded: bool = False, code: str = "", error: str = "") -> Prepared:
         """The event that ends it."""
@@ -90,6 +97,17 @@ class Preparation:
             error=error,
             stats=self._core.stats(),
         )
+
+
+def _split(line: Call, primed: tuple[Call, ...]) -> tuple[tuple[Call, ...], Call]:
+    """The calls that the line was computed in before, as far as they fit, and the tokens after them."""
+    known: list[Call] = []
+    for call in primed:
+        if line[: len(call)] != call:
+            break
+        known.append(call)
+        line = line[len(call) :]
+    return tuple(known), line
 
 
 def stable_words(text: str) -> str:

@@ -144,12 +144,15 @@ class Warm(Request, frozen=True, kw_only=True, tag="warm"):
 class Prime(Request, frozen=True, kw_only=True, tag="prime"):
     """The player's line so far, while it is being typed or spoken: it is read in advance, all but its last word.
 
-    The turn that follows pays only for what differs. A newer ``prime`` takes the place of an older one of the same
+    The turn that follows pays only for what differs. Where the line may end here (the player has stopped typing, the
+    speech recogniser has heard a pause), ``complete`` has its last word and all that follows it read as well: if the
+    turn says just that, one token is left to compute. A newer ``prime`` takes the place of an older one of the same
     session, a turn of that session too. Real turns go first.
     """
 
     session_id: Id
     text: Annotated[Text, Meta(description="the line so far")]
+    complete: Annotated[bool, Meta(description="the line may end here; it may go on all the same")] = False
 
 
 class Flush(Request, frozen=True, kw_only=True, tag="flush"):

@@ -112,7 +112,7 @@ REQUESTS: Mapping[str, m.Request] = {
     "get_history.full": m.GetHistory(id=12, session_id="s-1"),
     "warm.persona": m.Warm(id=13, persona="mira", player="Zoë 旅人"),
     "warm.session": m.Warm(id=13, session_id="s-1"),
-    "prime.full": m.Prime(id=14, session_id="s-1", text="Is the water co"),
+    "prime.full": m.Prime(id=14, session_id="s-1", text="Is the water cold?", complete=True),
     "flush.all": m.Flush(id=15),
     "flush.persona": m.Flush(id=15, persona="mira"),
     "flush.session": m.Flush(id=15, session_id="s-1"),

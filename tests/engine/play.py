@@ -17,7 +17,8 @@ from npc_runtime.engine.commands import (
     TurnDone,
     TurnFailed,
 )
-from npc_runtime.engine.core import REST_SECONDS, EngineCore
+from npc_runtime.engine.core import EngineCore
+from npc_runtime.engine.idle_work import REST_SECONDS
 from tests.engine.scene import GREEDY, Clock, Scene, cold, heard
 
 Step = tuple[Any, ...]
@@ -107,11 +108,23 @@ class Play:
         """A line that is read while it is typed, then said (or something else is said)."""
         text = self._line(length + 1)
         for end in range(pieces):
-            command = self.scene.prepare(self._session(number), text[: 9 + 7 * end], self._adapters(number))
-            self.scene.rehearse(command)
+            self._prime(number, text[: 9 + 7 * end])
         said = text if pieces % 2 else text[:12] + "something else"
         turn = self.scene.turn(self._session(number), said, self._adapters(number), max_tokens=self._max_tokens)
         self._check(turn, self._run(turn)[-1])
+
+    def heard(self, number: int, length: int, goes_on: bool) -> None:
+        """A line that seems to be complete twice, and then is (or goes on)."""
+        text = self._line(length + 1)
+        self._prime(number, text[:12], complete=True)
+        self._prime(number, text, complete=True)
+        said = text + " And so on." if goes_on else text
+        turn = self.scene.turn(self._session(number), said, self._adapters(number), max_tokens=self._max_tokens)
+        self._check(turn, self._run(turn)[-1])
+
+    def _prime(self, number: int, text: str, *, complete: bool = False) -> None:
+        session, adapters = self._session(number), self._adapters(number)
+        self.scene.rehearse(self.scene.prepare(session, text, adapters, complete=complete))
 
     def settle(self, number: int) -> None:
         """What comes after a reply: the next prompt's beginning is computed."""

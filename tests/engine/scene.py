@@ -167,7 +167,9 @@ class Scene:
         self.keep(session, line, done)
         return done
 
-    def prepare(self, session: str, text: str = "", adapters: Sequence[AdapterSource] = ()) -> Prepare:
+    def prepare(
+        self, session: str, text: str = "", adapters: Sequence[AdapterSource] = (), *, complete: bool = False
+    ) -> Prepare:
         """What is computed before the session's next turn, not yet submitted; ``text``: the line so far."""
         self._turns += 1
         conversation = self.conversation(session, text)
@@ -179,6 +181,7 @@ class Scene:
             persona_id=conversation.system,
             conversation=conversation,
             adapters=tuple(adapters),
+            complete=complete,
         )
 
     def rehearse(self, command: Prepare) -> Prepared:

@@ -52,6 +52,7 @@ def schedule(seed: int, count: int, lanes: int) -> list[Step]:
             [
                 ("say", number, length),
                 ("typed", number, length, pick.randrange(1, 4)),
+                ("heard", number, length, pick.random() < 0.5),
                 ("together", others, lanes, switches),
                 ("settle", number),
                 ("warm", number),
@@ -108,6 +109,9 @@ def test_conversations_beyond_the_sliding_window_that_are_cut_after_a_restore_sa
             ("typed", 0, 1, 2),  # comes back, is primed, and what is said differs: cut after a restore
             ("say", 2),
             ("typed", 0, 1, 3),
+            ("heard", 0, 1, True),
+            ("say", 2),
+            ("heard", 0, 0, False),
             ("rest",),
             ("restart", False),
             ("typed", 0, 2, 2),  # the same from disk

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from npc_runtime.engine.commands import DropKv, KeepAdapters, MeasurePersona, PersonaMeasured, Prepared, RunTurn
-from npc_runtime.engine.core import PAUSE_SECONDS
+from npc_runtime.engine.idle_work import PAUSE_SECONDS
 from npc_runtime.engine.preparation import stable_words
 from tests.engine.scene import Clock, Scene, cold, heard, scripted_core, source
 from tests.engine.scripted_backend import ScriptedBackend
@@ -136,6 +136,41 @@ def test_a_primed_line_is_said_as_a_cold_engine_says_it_with_the_same_calls_and_
     other = msgspec.structs.replace(turn, conversation=msgspec.structs.replace(turn.conversation, primed=()))
     done = scene.finish(turn)
     assert heard(done) == heard(cold(scripted_core, turn)) != heard(cold(scripted_core, other))
+
+
+def test_a_line_that_is_complete_leaves_its_turn_one_token(scene):
+    scene.say("s", "Hello")
+    prepared = scene.rehearse(scene.prepare("s", WORDS, complete=True))
+    turn = scene.turn("s", WORDS)
+    assert prepared.ready_tokens == scene.core.plan(turn.conversation).tokens - 1
+    check(scene, turn, 1)
+
+
+def test_a_line_that_is_complete_and_goes_on_pays_for_what_is_new(scene):
+    scene.say("s", "Hello")
+    scene.rehearse(scene.prepare("s", WORDS, complete=True))
+    check(scene, scene.turn("s", WORDS + " Say!"), len("river? Say!") + 1 + AFTER_LINE)
+
+
+def test_a_line_that_is_complete_twice_is_computed_once(scene):
+    scene.rehearse(scene.prepare("s", WORDS, complete=True))
+    again = scene.rehearse(scene.prepare("s", WORDS, complete=True))
+    assert again.computed_tokens == 0
+    check(scene, scene.turn("s", WORDS), 1)
+
+
+@pytest.mark.parametrize("line", ["Do", "Do you know him? "])
+def test_a_complete_line_may_be_one_word_or_end_in_a_blank(scene, line):
+    scene.rehearse(scene.prepare("s", line, complete=True))
+    check(scene, scene.turn("s", line.strip()), 1)
+
+
+def test_a_complete_line_whose_reply_is_lost_with_its_kv_is_computed_in_the_same_calls(scene):
+    scene.rehearse(scene.prepare("s", WORDS, complete=True))
+    done = scene.say("s", WORDS)
+    scene.core.submit(DropKv())
+    assert done.cuts[-1] == 1
+    check(scene, scene.turn("s", "And?"))
 
 
 @pytest.mark.parametrize(

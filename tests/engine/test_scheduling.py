@@ -20,7 +20,8 @@ from npc_runtime.engine.commands import (
     TurnDone,
     TurnFailed,
 )
-from npc_runtime.engine.core import REST_SECONDS, EngineCore
+from npc_runtime.engine.core import EngineCore
+from npc_runtime.engine.idle_work import REST_SECONDS
 from tests.engine.scene import Clock, Scene, cold, heard, scripted_core
 from tests.engine.scripted_backend import ScriptedBackend
 

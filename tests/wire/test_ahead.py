@@ -59,6 +59,14 @@ def test_a_primed_line_pays_for_what_came_after_the_last_prime_only(client, smol
     assert usage.new_tokens <= len(smollm2.tokenize(" this?<|im_end|>\n<|im_start|>assistant\n", special=True))
 
 
+def test_a_complete_line_leaves_its_turn_one_token(client):
+    session = client.open_session("a")
+    session.prime("What do you")
+    primed = session.prime(LINE, complete=True)
+    usage = session.say(LINE).wait().usage
+    assert (usage.reused_tokens, usage.new_tokens) == (primed.ready_tokens, 1)
+
+
 def test_a_line_that_was_changed_after_it_was_primed_is_computed_as_it_is(client):
     session, other = client.open_session("a"), client.open_session("a")
     session.prime("What do you buy on a warm evening, friend?")
