@@ -16,6 +16,7 @@ from pathlib import Path
 
 from npc_runtime.catalog.catalog import WIRE, AdapterFile, Catalog, CatalogEntry, FileProblem
 from npc_runtime.catalog.reads import Reads, Signature, signature
+from npc_runtime.config import Settings
 from npc_runtime.errors import (
     AdapterInvalid,
     AdapterMissing,
@@ -83,6 +84,18 @@ class CatalogBuilder:
         self._wire: dict[str, PersonaText] = {}
         self._removed: dict[str, str] = {}
         self._since: dict[tuple[str, str], float] = {}
+
+    @classmethod
+    def from_settings(cls, settings: Settings) -> CatalogBuilder:
+        """With the folders and limits of the settings."""
+        return cls(
+            Path(settings.personas_dir),
+            Path(settings.adapters_dir),
+            max_persona_bytes=settings.max_persona_bytes,
+            max_personas=settings.max_personas,
+            max_adapter_bytes=settings.max_adapter_bytes,
+            allow_base_mismatch=settings.allow_base_mismatch,
+        )
 
     def set_base(self, base: BaseIdentity) -> None:
         """From now on adapters must fit ``base``."""

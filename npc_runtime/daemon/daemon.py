@@ -11,11 +11,11 @@ import logging
 import queue
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 from npc_runtime.catalog import BaseIdentity, CatalogBuilder
 from npc_runtime.config import Settings
 from npc_runtime.daemon.catalog_thread import CatalogResult, CatalogThread, Scan, UseBase
+from npc_runtime.daemon.conversations import Conversations
 from npc_runtime.daemon.dialogue import Dialogue
 from npc_runtime.daemon.engine_client import EngineClient
 from npc_runtime.daemon.engine_process import EngineDied, EngineMessage, EngineProcess
@@ -65,20 +65,17 @@ class Daemon:
             start_timeout_s=settings.engine_start_timeout_s,
             stuck_s=settings.stuck_engine_seconds,
         )
-        self.catalog_thread = CatalogThread(
-            CatalogBuilder(
-                Path(settings.personas_dir),
-                Path(settings.adapters_dir),
-                max_persona_bytes=settings.max_persona_bytes,
-                max_personas=settings.max_personas,
-                max_adapter_bytes=settings.max_adapter_bytes,
-                allow_base_mismatch=settings.allow_base_mismatch,
-            ),
-            self._post,
-        )
+        self.catalog_thread = CatalogThread(CatalogBuilder.from_settings(settings), self._post)
         self.dialogue = Dialogue(settings, self.engine, self._send, self._look_again, clock)
         self.requests = Requests(
-            settings, self.server, self.dialogue, self.engine, self.catalog_thread, self.daemon_id, clock
+            settings,
+            self.server,
+            self.dialogue,
+            Conversations(self.dialogue, self.engine),
+            self.engine,
+            self.catalog_thread,
+            self.daemon_id,
+            clock,
         )
         self.ready_file = ReadyFile(settings, self.server.port, self.daemon_id)
 

@@ -1,4 +1,4 @@
-"""Sessions and turns: from ``start_turn`` to ``turn_finished``.
+"""Turns: from ``start_turn`` to ``turn_finished``.
 
 Rules: which turn goes first is the schedule's to say; a persona's version and adapters are fixed when its turn leaves
 the queue, and nothing that happens later changes them; every turn ends with exactly one ``turn_finished`` or
@@ -20,6 +20,7 @@ from npc_runtime.daemon.engine_link import EngineLink
 from npc_runtime.daemon.rehearsals import Rehearsals
 from npc_runtime.daemon.schedule import Schedule
 from npc_runtime.daemon.sessions import Session, Sessions
+from npc_runtime.daemon.turn_answers import turn_finished, turn_started
 from npc_runtime.daemon.turns import Listener, Turn, Turns
 from npc_runtime.daemon.voices import Voices, conversation
 from npc_runtime.engine.commands import (
@@ -49,24 +50,13 @@ from npc_runtime.errors import (
     from_code,
 )
 from npc_runtime.persona import Persona, persona_key
-from npc_runtime.prompt import Exchange, greeting_text
+from npc_runtime.prompt import Exchange
 from npc_runtime.protocol import error_answer
 from npc_runtime.protocol.messages import (
     AdapterUse,
     Answer,
-    CancelTurn,
-    Flush,
-    History,
-    OpenSession,
-    PastExchange,
-    SessionOpened,
     StartTurn,
-    Timings,
-    TurnCancelled,
     TurnDelta,
-    TurnFinished,
-    TurnStarted,
-    Usage,
 )
 
 log = logging.getLogger("npc_runtime.daemon")
@@ -107,52 +97,6 @@ class Dialogue:
         self._send = send
         self._look_again = look_again
         self._clock = clock
-
-    # Sessions
-
-    def open_session(self, request: OpenSession) -> SessionOpened:
-        """Raises the error of the persona, SessionConflict or Busy."""
-        persona = self.voices.usable(request.persona).persona
-        past = [Exchange(e.player, e.reply, e.tokens, e.rest, e.cuts) for e in request.history]
-        session, resumed = self.sessions.open(persona.id, request.session_id, request.player, past)
-        return SessionOpened(
-            reply_to=request.id,
-            session_id=session.id,
-            persona=persona.id,
-            name=persona.name,
-            greeting=greeting_text(persona, session.player),
-            resumed=resumed,
-            turns=len(session.exchanges),
-        )
-
-    def history(self, session_id: str) -> History:
-        """What the session's next prompt remembers; the answer's ``reply_to`` is left open."""
-        session = self.sessions.get(session_id)
-        return History(
-            reply_to=None,
-            session_id=session.id,
-            persona=session.persona_id,
-            player=session.player,
-            exchanges=tuple(PastExchange(e.player, e.reply, e.tokens, e.rest, e.cuts) for e in session.remembered),
-            dropped_exchanges=session.dropped,
-        )
-
-    def close_session(self, session_id: str) -> None:
-        """Cancel its turns and forget it."""
-        for turn in self.turns.open_turns():
-            if turn.request.session_id == session_id:
-                self._cancel(turn, keep=False)
-        self.sessions.close(session_id)
-        self._engine.send(DropKv(session_id=session_id))
-
-    def flush(self, request: Flush) -> None:
-        """Drop KV. Raises UnknownSession or UnknownPersona."""
-        if request.session_id is not None:
-            self.sessions.get(request.session_id)
-        persona = ""
-        if request.persona is not None:
-            persona = persona_key(self.voices.catalog.entry(request.persona).persona.id)
-        self._engine.send(DropKv(session_id=request.session_id or "", persona_id=persona))
 
     # Turns
 
@@ -304,11 +248,6 @@ class Dialogue:
             deadline_seconds=None if turn.deadline is None else max(0.0, turn.deadline - self._clock()),
         )
 
-    def cancel_turn(self, request: CancelTurn) -> TurnCancelled:
-        """Stop a turn; what it was when the request came."""
-        was = self.cancel(request.turn_id, keep=request.keep)
-        return TurnCancelled(reply_to=request.id, turn_id=request.turn_id, was=was)
-
     def cancel(self, turn_id: str, *, keep: bool) -> Literal["queued", "running", "finished", "unknown"]:
         """Stop a turn, if there is one of that id; what it was."""
         turn = self.turns.find(turn_id)
@@ -317,6 +256,12 @@ class Dialogue:
         was = turn.state
         self._cancel(turn, keep=keep)
         return was
+
+    def cancel_in(self, session_id: str) -> None:
+        """Cancel the turns of a session."""
+        for turn in self.turns.open_turns():
+            if turn.request.session_id == session_id:
+                self._cancel(turn, keep=False)
 
     def cancel_of(self, client: bytes) -> None:
         """A client is gone: cancel every turn that nobody else listens to."""
@@ -340,26 +285,8 @@ class Dialogue:
             self._finish_unstarted(turn)
 
     def _finish_unstarted(self, turn: Turn) -> None:
-        session = turn.session
-        zero = Usage(prompt_tokens=0, reused_tokens=0, new_tokens=0, generated_tokens=0)
-        queue_ms = (turn.left_queue - turn.arrived) * 1e3
-        answer = TurnFinished(
-            reply_to=None,
-            turn_id=turn.id,
-            session_id=session.id,
-            persona=session.persona_id,
-            text="",
-            finish_reason="cancelled",
-            kept=False,
-            fallback=False,
-            rebuilt=False,
-            dropped_exchanges=session.dropped,
-            usage=zero,
-            timings=Timings(queue_ms=queue_ms, switch_ms=0, prefill_ms=0, ttft_ms=0, decode_ms=0),
-            adapters=(),
-            seed=0,
-        )
-        self._end(turn, answer)
+        nothing = TurnDone(turn_id=turn.id, finish_reason="cancelled")
+        self._end(turn, turn_finished(turn, nothing, "", turn.session.dropped, kept=False, fallback=False))
 
     # Events of the engine
 
@@ -390,19 +317,7 @@ class Dialogue:
         turn = self._active(event.turn_id)
         if turn is None or turn.entry is None:
             return
-        persona = turn.entry.persona
-        self._answer(
-            turn,
-            TurnStarted(
-                reply_to=None,
-                turn_id=turn.id,
-                session_id=turn.request.session_id,
-                persona=persona.id,
-                name=persona.name,
-                adapters=turn.adapters,
-                seed=turn.seed,
-            ),
-        )
+        self._answer(turn, turn_started(turn, turn.entry.persona))
 
     def on_delta(self, event: ReplyDelta) -> None:
         """A piece of the reply."""
@@ -439,52 +354,13 @@ class Dialogue:
             session.exchanges.append(Exchange(line, event.text, event.tokens, event.rest, event.cuts))
             session.dropped += event.drop_next
         self.finished += 1
-        self._end(turn, self._finished(turn, event, text, answer_dropped, kept=kept, fallback=fallback))
+        self._end(turn, turn_finished(turn, event, text, answer_dropped, kept=kept, fallback=fallback))
         self.pump()
         if session in self.sessions and not any(other.session is session for other in self.turns.open_turns()):
             self.rehearsals.after_reply(session)
 
     def _is_late(self, turn: Turn) -> bool:
         return turn.deadline is not None and self._clock() >= turn.deadline
-
-    def _finished(
-        self, turn: Turn, event: TurnDone, text: str, dropped: int, *, kept: bool, fallback: bool
-    ) -> TurnFinished:
-        session = turn.session
-        return TurnFinished(
-            reply_to=None,
-            turn_id=turn.id,
-            session_id=session.id,
-            persona=session.persona_id,
-            text=text,
-            finish_reason=event.finish_reason,
-            kept=kept,
-            fallback=fallback,
-            rebuilt=event.rebuilt,
-            dropped_exchanges=dropped,
-            usage=Usage(
-                prompt_tokens=event.prompt_tokens,
-                reused_tokens=event.reused_tokens,
-                new_tokens=event.prompt_tokens - event.reused_tokens,
-                generated_tokens=event.generated_tokens,
-                reused_resident=event.reused_tokens if event.reused_from == "resident" else 0,
-                reused_ram=event.reused_tokens if event.reused_from == "ram" else 0,
-                reused_disk=event.reused_tokens if event.reused_from == "disk" else 0,
-            ),
-            timings=Timings(
-                queue_ms=(turn.left_queue - turn.arrived) * 1e3,
-                switch_ms=event.switch_ms,
-                prefill_ms=event.prefill_ms,
-                ttft_ms=(turn.first_text - turn.arrived) * 1e3 if turn.first_text else 0.0,
-                decode_ms=event.decode_ms,
-                restore_ms=event.restore_ms,
-                tpot_ms=event.decode_ms / max(1, event.generated_tokens),
-                preempted_ms=event.waited_ms,
-            ),
-            adapters=turn.adapters,
-            seed=turn.seed,
-            tokens=event.tokens if turn.request.include_tokens else None,
-        )
 
     def on_failed(self, event: TurnFailed) -> None:
         """The engine ended the turn with an error."""

@@ -12,7 +12,6 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import msgspec
 import psutil
 
 from npc_runtime import __version__
@@ -20,6 +19,7 @@ from npc_runtime.catalog import CatalogEntry
 from npc_runtime.config import Settings
 from npc_runtime.daemon.adapter_set import scaled_adapters
 from npc_runtime.daemon.catalog_thread import AddText, CatalogResult, CatalogThread, RemoveId, Scan
+from npc_runtime.daemon.conversations import Conversations, is_about_conversations
 from npc_runtime.daemon.dialogue import Dialogue
 from npc_runtime.daemon.engine_client import EngineClient
 from npc_runtime.daemon.server import Peer, Server
@@ -30,11 +30,6 @@ from npc_runtime.protocol.messages import (
     AdapterScalesSet,
     AddPersona,
     Answer,
-    CancelTurn,
-    CloseSession,
-    Flush,
-    Flushed,
-    GetHistory,
     GetStatus,
     Hello,
     ListPersonas,
@@ -45,15 +40,11 @@ from npc_runtime.protocol.messages import (
     Personas,
     Ping,
     Pong,
-    Prime,
     Problem,
     RemovePersona,
     Request,
-    SessionClosed,
     SetAdapterScales,
-    StartTurn,
     Status,
-    Warm,
     Welcome,
 )
 
@@ -78,6 +69,7 @@ class Requests:
         settings: Settings,
         server: Server,
         dialogue: Dialogue,
+        conversations: Conversations,
         engine: EngineClient,
         catalog_thread: CatalogThread,
         daemon_id: str,
@@ -86,6 +78,7 @@ class Requests:
         self._settings = settings
         self._server = server
         self._dialogue = dialogue
+        self._conversations = conversations
         self._engine = engine
         self._catalog_thread = catalog_thread
         self._catalog_read = False
@@ -133,31 +126,19 @@ class Requests:
                 self._catalog_thread.submit(Scan(), _Waiting(peer, request))
             case OpenSession() | ListPersonas() | RemovePersona() | SetAdapterScales():
                 return self._handle_known(peer, request)
-            case CloseSession():
-                self._dialogue.close_session(request.session_id)
-                return SessionClosed(reply_to=request.id, session_id=request.session_id)
-            case StartTurn():
-                self._dialogue.start_turn(peer.identity, request)
-            case Warm() | Prime():
-                self._dialogue.rehearsals.take(peer.identity, request)
-            case GetHistory():
-                return msgspec.structs.replace(self._dialogue.history(request.session_id), reply_to=request.id)
-            case Flush():
-                self._dialogue.flush(request)
-                return Flushed(reply_to=request.id)
-            case CancelTurn():
-                return self._dialogue.cancel_turn(request)
             case AddPersona():
                 self._catalog_thread.submit(AddText(request.yaml, request.replace), _Waiting(peer, request))
             case GetStatus():
                 return self._status(request)
+            case _ if is_about_conversations(request):
+                return self._conversations.take(peer.identity, request)
         return None
 
     def _handle_known(self, peer: Peer, request: CatalogRequest) -> Answer | None:
         """A request that is about the catalog, which is as new as it has to be."""
         match request:
             case OpenSession():
-                return self._dialogue.open_session(request)
+                return self._conversations.take(peer.identity, request)
             case ListPersonas():
                 return Personas(reply_to=request.id, personas=self._persona_infos())
             case RemovePersona():

@@ -283,29 +283,29 @@ class TurnDone(Event, frozen=True, kw_only=True, tag="turn_done"):
     """The reply is complete (or was stopped). ``tokens``, ``rest`` and ``cuts`` are what the next prompt repeats.
 
     ``dropped_exchanges`` were left out of this prompt; ``drop_next`` more (the newest exchange counted) have to be left
-    out of the next one. Times: ``switch`` is the lane, its adapters and an eviction, ``restore`` a copy from a tier,
-    ``waited`` what other turns took in between.
+    out of the next one. Where the turn never began, only ``finish_reason`` is set. Times: ``switch`` is the lane, its
+    adapters and an eviction, ``restore`` a copy from a tier, ``waited`` what other turns took in between.
     """
 
     turn_id: str
-    text: str
+    text: str = ""
     finish_reason: FinishReason
-    tokens: tuple[int, ...]
-    rest: str
-    cuts: tuple[int, ...]
-    prompt_tokens: int
-    reused_tokens: int
-    reused_from: Literal["", "resident", "ram", "disk"]
-    generated_tokens: int
-    dropped_exchanges: int
-    drop_next: int
-    rebuilt: bool
-    switch_ms: float
-    restore_ms: float
-    prefill_ms: float
-    decode_ms: float
-    waited_ms: float
-    stats: EngineStats
+    tokens: tuple[int, ...] = ()
+    rest: str = ""
+    cuts: tuple[int, ...] = ()
+    prompt_tokens: int = 0
+    reused_tokens: int = 0
+    reused_from: Literal["", "resident", "ram", "disk"] = ""
+    generated_tokens: int = 0
+    dropped_exchanges: int = 0
+    drop_next: int = 0
+    rebuilt: bool = False
+    switch_ms: float = 0.0
+    restore_ms: float = 0.0
+    prefill_ms: float = 0.0
+    decode_ms: float = 0.0
+    waited_ms: float = 0.0
+    stats: EngineStats | None = None
 
 
 class TurnFailed(Event, frozen=True, kw_only=True, tag="turn_failed"):

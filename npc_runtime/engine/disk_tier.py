@@ -24,7 +24,7 @@ from typing import Any, BinaryIO
 import msgpack
 import msgspec
 
-from npc_runtime.engine.plan import shared_calls
+from npc_runtime.engine.plan import usable_calls
 from npc_runtime.engine.snapshot import Snapshot
 from npc_runtime.prompt import Call
 
@@ -117,10 +117,8 @@ class DiskTier:
         found: tuple[Entry | None, int] = (None, 0)
         with self._lock:
             for entry in self._entries.values():
-                if entry.header.key != key:
-                    continue
-                shared = shared_calls(entry.header.calls, calls)
-                if shared > found[1] and (cuttable or shared == len(entry.header.calls)):
+                header = entry.header
+                if header.key == key and (shared := usable_calls(header.calls, calls, cuttable=cuttable)) > found[1]:
                     found = (entry, shared)
         return found
 

@@ -7,13 +7,14 @@ restored was computed by the same decode calls under the same key, or it is not 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Literal
 
 from npc_runtime.engine.backend import ActiveSet
 from npc_runtime.engine.disk_tier import DiskTier, Header
 from npc_runtime.engine.lanes import Lane, LanePool
-from npc_runtime.engine.plan import shared_calls
-from npc_runtime.engine.snapshot import SLOT, RamTier, Snapshot
+from npc_runtime.engine.plan import usable_calls
+from npc_runtime.engine.snapshot import RamTier, Slot, Snapshot
 from npc_runtime.errors import Busy
 from npc_runtime.prompt import Call
 
@@ -39,7 +40,7 @@ class KvCache:
         self.evictions = 0
         self.restored = {"resident": 0, "ram": 0, "disk": 0}
         self._keeps = ram_budget > 0 or disk is not None
-        self._persisted: dict[SLOT, tuple[Call, ...]] = {}
+        self._persisted: dict[Slot, tuple[Call, ...]] = {}
 
     def place(self, session_id: str, persona_id: str, key: str, adapters: ActiveSet, *, pinned: bool) -> Lane:
         """A lane for the conversation: its own, or one whose KV was copied to memory first. Raises Busy."""
@@ -69,14 +70,13 @@ class KvCache:
 
     def keep(self, lane: Lane) -> None:
         """Have a copy of the lane's KV in memory."""
-        if self._keeps and lane.calls and lane.can_copy() and not self.ram.holds(lane.key, lane.session_id, lane.calls):
+        if self._keeps and self._has_no_copy(lane):
             self.ram.put(lane.snapshot())
 
     def keep_prefix(self, lane: Lane) -> None:
         """The lane holds a persona's fixed part and no more: keep a copy for its other conversations."""
         if self._keeps and not self.ram.holds(lane.key, "", lane.calls):
-            copy = lane.snapshot()
-            self.ram.put(Snapshot(copy.key, "", copy.persona_id, copy.calls, copy.data, copy.pinned))
+            self.ram.put(replace(lane.snapshot(), session_id=""))
 
     def _fetch(self, lane: Lane, calls: Sequence[Call]) -> Tier:
         cuttable = lane.context.cuttable
@@ -106,9 +106,8 @@ class KvCache:
         for other in self.lanes:
             if other is lane or other.key != lane.key or not other.can_copy():
                 continue
-            shared = shared_calls(other.calls, calls)
-            if shared > found[1] and (lane.context.cuttable or shared == len(other.calls)):
-                found = (other, shared)
+            shared = usable_calls(other.calls, calls, cuttable=lane.context.cuttable)
+            found = (other, shared) if shared > found[1] else found
         return found
 
     def _restore(self, lane: Lane, snapshot: Snapshot, tier: Tier) -> bool:
@@ -130,15 +129,17 @@ class KvCache:
         if lane is None or not self._wants_copy(lane):
             return False
         self.keep(lane)
-        if not self.ram.holds(lane.key, lane.session_id, lane.calls):
+        if self._has_no_copy(lane):
             self._no_room = (lane, lane.position)
         return True
 
     def _wants_copy(self, lane: Lane) -> bool:
         # What found no room beside pinned copies is not tried again and again.
-        if not lane.calls or not lane.can_copy() or self._ram_budget == 0 or self._no_room == (lane, lane.position):
-            return False
-        return not self.ram.holds(lane.key, lane.session_id, lane.calls)
+        return self._ram_budget > 0 and self._no_room != (lane, lane.position) and self._has_no_copy(lane)
+
+    def _has_no_copy(self, lane: Lane) -> bool:
+        """Whether memory lacks what the lane holds, and a copy would be as good."""
+        return bool(lane.calls) and lane.can_copy() and not self.ram.holds(lane.key, lane.session_id, lane.calls)
 
     def persist(self) -> bool:
         """Have one snapshot written to disk that is not there yet; False where all are, or too many wait."""

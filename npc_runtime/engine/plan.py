@@ -126,6 +126,13 @@ def count_tokens(calls: Sequence[Call]) -> int:
     return sum(map(len, calls))
 
 
+def usable_calls(have: Sequence[Call], want: Sequence[Call], *, cuttable: bool) -> int:
+    """How many of the first ``want`` a copy of ``have`` gives. What cannot be cut (see ``Context``) is used whole or
+    not at all."""
+    shared = shared_calls(have, want)
+    return shared if cuttable or shared == len(have) else 0
+
+
 def shared_calls(have: Sequence[Call], want: Sequence[Call]) -> int:
     """How many calls from the start are the same in both."""
     same = 0

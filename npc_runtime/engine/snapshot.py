@@ -11,10 +11,11 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from npc_runtime.engine.plan import count_tokens, shared_calls
+from npc_runtime.engine.plan import usable_calls
 from npc_runtime.prompt import Call
 
-SLOT = tuple[str, str, tuple[Call, ...]]
+Slot = tuple[str, str, tuple[Call, ...]]
+"""KV key, session, and calls (empty where the session names it)."""
 
 
 @dataclass(frozen=True)
@@ -29,20 +30,9 @@ class Snapshot:
     pinned: bool = False
 
     @property
-    def tokens(self) -> int:
-        """How many tokens it holds."""
-        return count_tokens(self.calls)
-
-    @property
-    def slot(self) -> SLOT:
+    def slot(self) -> Slot:
         """What there is one snapshot of: a session under a key, or a persona's fixed part."""
         return self.key, self.session_id, () if self.session_id else self.calls
-
-    def usable(self, calls: Sequence[Call], *, cuttable: bool) -> int:
-        """How many of the first ``calls`` it holds. What cannot be cut (see ``Context``) is used whole or not at
-        all."""
-        shared = shared_calls(self.calls, calls)
-        return shared if cuttable or shared == len(self.calls) else 0
 
 
 class RamTier:
@@ -54,7 +44,7 @@ class RamTier:
     def __init__(self, budget: int, on_evict: Callable[[Snapshot], object] = lambda snapshot: None) -> None:
         self._budget = budget
         self._on_evict = on_evict
-        self._entries: OrderedDict[SLOT, Snapshot] = OrderedDict()
+        self._entries: OrderedDict[Slot, Snapshot] = OrderedDict()
         self.bytes = 0
 
     def __len__(self) -> int:
@@ -91,7 +81,7 @@ class RamTier:
         """The snapshot that holds most of the first ``calls``, and how many of them."""
         found: tuple[Snapshot | None, int] = (None, 0)
         for entry in self:
-            if entry.key == key and (shared := entry.usable(calls, cuttable=cuttable)) > found[1]:
+            if entry.key == key and (shared := usable_calls(entry.calls, calls, cuttable=cuttable)) > found[1]:
                 found = (entry, shared)
         if found[0] is not None:
             self._entries.move_to_end(found[0].slot)

@@ -96,7 +96,7 @@ class TurnRun:
         if self.must_end:
             yield [self._never_begun()]
             return
-        conversation, dropped = self._fit()
+        conversation, dropped = self._fit(self.turn.conversation, self._reserve)
         plan = core.plan(conversation)
         self.lane, _, adapters = core.place(turn)
         lane = self.lane
@@ -136,39 +136,21 @@ class TurnRun:
 
     def _never_begun(self) -> TurnDone:
         """It was cancelled, or its time ran out, while it waited: it takes no lane and loads no adapter."""
-        return TurnDone(
-            turn_id=self.turn.turn_id,
-            text="",
-            finish_reason="cancelled" if self.cancelled else "time",
-            tokens=(),
-            rest="",
-            cuts=(),
-            prompt_tokens=0,
-            reused_tokens=0,
-            reused_from="",
-            generated_tokens=0,
-            dropped_exchanges=0,
-            drop_next=0,
-            rebuilt=False,
-            switch_ms=0.0,
-            restore_ms=0.0,
-            prefill_ms=0.0,
-            decode_ms=0.0,
-            waited_ms=self.waited * 1e3,
-            stats=self._core.stats(),
-        )
+        reason: FinishReason = "cancelled" if self.cancelled else "time"
+        waited_ms = self.waited * 1e3
+        return TurnDone(turn_id=self.turn.turn_id, finish_reason=reason, waited_ms=waited_ms, stats=self._core.stats())
 
     @property
     def _reserve(self) -> int:
         return min(self.turn.max_tokens, self._core.context_tokens // 4)
 
-    def _fit(self) -> tuple[Conversation, int]:
+    def _fit(self, conversation: Conversation, reserve: int) -> tuple[Conversation, int]:
         core = self._core
         return fit(
-            self.turn.conversation,
+            conversation,
             lambda conversation: core.plan(conversation).tokens,
             context_tokens=core.context_tokens,
-            reserve=self._reserve,
+            reserve=reserve,
         )
 
     def _drop_next(self, conversation: Conversation, reply: Reply, cuts: tuple[int, ...]) -> int:
@@ -180,14 +162,8 @@ class TurnRun:
         upcoming = msgspec.structs.replace(
             conversation, exchanges=(*conversation.exchanges, exchange), line="", primed=()
         )
-        core = self._core
         try:
-            _, dropped = fit(
-                upcoming,
-                lambda conversation: core.plan(conversation).tokens,
-                context_tokens=core.context_tokens,
-                reserve=self._reserve + core.context_tokens // LINE_SHARE,
-            )
+            _, dropped = self._fit(upcoming, self._reserve + self._core.context_tokens // LINE_SHARE)
         except ContentFault:
             return 0  # the persona leaves no room for a line of that length: a shorter one may still fit
         return dropped

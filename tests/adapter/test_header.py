@@ -78,14 +78,13 @@ def filled(name: str, value: float) -> dict[str, np.ndarray]:
     return tensors
 
 
-def refused(data: bytes, saying: str = "") -> str:
+def refused(data: bytes) -> str:
     """The reason why ``data`` is refused: one line that names the file."""
     with pytest.raises(AdapterInvalid) as caught:
         check_adapter(data, NAME)
     reason = caught.value.message
     assert reason.startswith("adapter 'voice.gguf' cannot be used: ")
     assert "\n" not in reason
-    assert saying in reason
     return reason
 
 
@@ -146,7 +145,7 @@ def test_reading_leaves_no_handle_on_the_file(sound, tmp_path):
     ],
 )
 def test_a_file_of_another_kind_is_named_for_what_it_is(data, saying):
-    refused(data, saying)
+    assert saying in refused(data)
 
 
 def test_a_folder_is_refused(tmp_path):
@@ -191,32 +190,32 @@ def test_every_truncation_is_refused(sound):
     cuts = {len(sound) * 9 // 10, len(sound) - 1, *range(0, len(sound), 1000), *range(0, 400, 7)}
     assert len(cuts) > 60
     for cut in cuts:
-        refused(sound[:cut])
+        assert refused(sound[:cut])
 
 
 def test_an_empty_metadata_key_is_refused(tmp_path):
     data = written(tmp_path / "x.gguf", more=lambda writer: writer.add_string("", "x"))
-    refused(data, "a metadata key is empty")
+    assert "a metadata key is empty" in refused(data)
 
 
 @pytest.mark.parametrize("alpha", ["u32", "f64", "nan", "text", "missing"])
 def test_an_alpha_that_is_not_a_finite_float32_is_refused(tmp_path, alpha):
-    refused(written(tmp_path / "x.gguf", alpha=alpha), "'adapter.lora.alpha' must be a finite 32-bit float")
+    assert "'adapter.lora.alpha' must be a finite 32-bit float" in refused(written(tmp_path / "x.gguf", alpha=alpha))
 
 
 @pytest.mark.parametrize("key", ["general.type", "adapter.type"])
 def test_a_missing_string_is_refused(tmp_path, key):
-    refused(written(tmp_path / "x.gguf", strings={key: None}), f"metadata '{key}' is missing or not a string")
+    assert f"metadata '{key}' is missing or not a string" in refused(written(tmp_path / "x.gguf", strings={key: None}))
 
 
 def test_a_general_type_that_is_a_number_is_refused(tmp_path):
     data = written(tmp_path / "x.gguf", strings={"general.type": None}, more=lambda w: w.add_uint32("general.type", 1))
-    refused(data, "general.type is 1; it must be 'adapter'")
+    assert "general.type is 1; it must be 'adapter'" in refused(data)
 
 
 def test_an_adapter_type_that_is_a_number_is_refused(tmp_path):
     data = written(tmp_path / "x.gguf", strings={"adapter.type": None}, more=lambda w: w.add_uint32("adapter.type", 1))
-    refused(data, "metadata 'adapter.type' is missing or not a string")
+    assert "metadata 'adapter.type' is missing or not a string" in refused(data)
 
 
 @pytest.mark.parametrize(
@@ -227,19 +226,19 @@ def test_an_adapter_type_that_is_a_number_is_refused(tmp_path):
     ],
 )
 def test_a_file_for_another_purpose_is_refused(tmp_path, strings, saying):
-    refused(written(tmp_path / "x.gguf", strings=strings), saying)
+    assert saying in refused(written(tmp_path / "x.gguf", strings=strings))
 
 
 def test_an_activated_lora_is_refused(tmp_path):
     def alora(writer: gguf.GGUFWriter) -> None:
         writer.add_array("adapter.alora.invocation_tokens", [1, 2, 3])
 
-    refused(written(tmp_path / "x.gguf", more=alora), "activated LoRA")
+    assert "activated LoRA" in refused(written(tmp_path / "x.gguf", more=alora))
 
 
 def test_a_metadata_array_that_no_adapter_has_is_refused(tmp_path):
     data = written(tmp_path / "x.gguf", more=lambda writer: writer.add_array("a.list", [1] * 65_537))
-    refused(data, "more than 65536 items")
+    assert "more than 65536 items" in refused(data)
 
 
 NORM = {"blk.0.attn_norm.weight": np.ones(32, dtype=np.float32)}
@@ -266,11 +265,11 @@ LONE_B = {"blk.0.attn_q.weight.lora_b": np.ones((32, 4), dtype=np.float16)}
     ],
 )
 def test_tensors_that_llama_would_misread_ignore_or_die_of_are_refused(tmp_path, tensors, saying):
-    refused(written(tmp_path / "x.gguf", tensors=tensors), saying)
+    assert saying in refused(written(tmp_path / "x.gguf", tensors=tensors))
 
 
 def test_text_that_is_not_utf8_is_refused_or_counts_as_not_there(sound):
-    refused(sound.replace(b"llama", b"\xffllam"), "general.architecture")
+    assert "general.architecture" in refused(sound.replace(b"llama", b"\xffllam"))
     assert check_adapter(sound.replace(b"mira", b"\xff\xfe\xfd\xfc"), NAME).persona == ""
 
 

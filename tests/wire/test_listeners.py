@@ -20,7 +20,7 @@ def listen(client, session_id: str, turn_id: str, number: int) -> tuple[str, Tur
 
 
 def post(client, session_id: str, text: str = "Who are you?") -> int:
-    return client.post(StartTurn(id=client._id(), session_id=session_id, turn_id="shared", text=text))
+    return client.post(StartTurn(id=client.new_id(), session_id=session_id, turn_id="shared", text=text))
 
 
 def test_two_clients_hear_the_same_turn_and_each_gets_an_end(daemon, client):

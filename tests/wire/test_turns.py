@@ -30,7 +30,7 @@ from npc_runtime.protocol.messages import (
 
 def test_deltas_are_numbered_and_together_are_the_reply(client):
     session = client.open_session("a")
-    number = client.post(StartTurn(id=client._id(), session_id=session.id, turn_id="numbered", text="Who are you?"))
+    number = client.post(StartTurn(id=client.new_id(), session_id=session.id, turn_id="numbered", text="Who are you?"))
     answers = []
     while not answers or not isinstance(answers[-1], TurnFinished):
         answers.append(client.next_answer(number, 60))
