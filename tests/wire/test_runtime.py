@@ -62,5 +62,6 @@ def test_mistakes_are_the_daemons_errors(folders):
     session = here.open_session("a")
     here.close()
     here.close()
-    with pytest.raises(ShuttingDown):
-        session.say("Hello?")
+    for ask in (session.warm, session.history, session.close, here.flush, lambda: session.say("Hello?")):
+        with pytest.raises(ShuttingDown):
+            ask()
