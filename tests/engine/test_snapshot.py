@@ -23,10 +23,6 @@ def sessions(ram: RamTier) -> list[str]:
     return [snapshot.session_id for snapshot in ram]
 
 
-def test_a_copy_counts_the_tokens_of_its_calls():
-    assert copy("s", ((1, 2), (3,))).tokens == 3
-
-
 def test_a_session_has_one_copy_under_a_key_and_a_newer_one_takes_its_place():
     ram, gone = tier()
     ram.put(copy("s", PERSONA))
