@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,14 +52,20 @@ class AdapterHeader:
     license: str
 
 
-def read_adapter(path: Path, max_bytes: int) -> AdapterHeader:
-    """Read and check the adapter at ``path``. Raises AdapterInvalid (with a one-line reason) or OSError."""
+def read_adapter(
+    path: Path, max_bytes: int, known: Callable[[str], AdapterHeader | None] = lambda digest: None
+) -> AdapterHeader:
+    """Read and check the adapter at ``path``; ``known`` finds the header of a content that was checked before.
+
+    Raises AdapterInvalid (with a one-line reason) or OSError.
+    """
     if path.is_dir():
         raise _bad(path, "it is a folder; convert a PEFT folder to GGUF first")
     try:
-        return check_adapter(read_ordinary(path, max_bytes), path)
+        data = read_ordinary(path, max_bytes)
     except FileTooLarge as error:
         raise _bad(path, f"it has {error.size} bytes; allowed are {max_bytes} (max_adapter_bytes)") from None
+    return known(hashlib.sha256(data).hexdigest()) or check_adapter(data, path)
 
 
 def check_adapter(data: bytes, path: Path) -> AdapterHeader:
@@ -94,6 +101,15 @@ def check_adapter(data: bytes, path: Path) -> AdapterHeader:
 
 class _Reader(gguf.GGUFReader):  # type: ignore[misc]
     """The package's reader, stopped at the first thing that no adapter has: a base model parses for seconds."""
+
+    @property
+    def data(self) -> Any:
+        """The file's bytes. As a plain array: every slice of the package's memory map costs three times as much."""
+        return self._data
+
+    @data.setter
+    def data(self, mapped: Any) -> None:
+        self._data = np.asarray(mapped)
 
     def _push_field(self, field: Any, skip_sum: bool = False) -> int:
         if not field.name:

@@ -13,6 +13,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+import platformdirs
 
 from npc_runtime.catalog.catalog import WIRE, AdapterFile, Catalog, CatalogEntry, FileProblem
 from npc_runtime.catalog.reads import Reads, Signature, signature
@@ -30,6 +33,9 @@ from npc_runtime.errors import (
 from npc_runtime.ordinary_file import FileTooLarge, read_ordinary
 from npc_runtime.persona import AdapterRef, Persona, PersonaText, decode_text, persona_key, read_persona
 
+if TYPE_CHECKING:
+    from npc_runtime.adapter import CheckedAdapters
+
 PERSONA_SETTLE_SECONDS = 0.1
 ADAPTER_SETTLE_SECONDS = 0.5
 
@@ -44,7 +50,7 @@ class BaseIdentity:
 
 
 class CatalogBuilder:
-    """Owns what was read. Used by one thread."""
+    """Owns what was read. Used by one thread. ``checked_file``: where it is kept which adapters were found good."""
 
     def __init__(
         self,
@@ -55,6 +61,7 @@ class CatalogBuilder:
         max_personas: int,
         max_adapter_bytes: int,
         allow_base_mismatch: bool,
+        checked_file: Path | None = None,
         now: Callable[[], float] = time.time,
     ) -> None:
         self.personas_dir = personas_dir
@@ -64,6 +71,8 @@ class CatalogBuilder:
         self._max_personas = max_personas
         self._max_adapter_bytes = max_adapter_bytes
         self._allow_base_mismatch = allow_base_mismatch
+        self._checked_file = checked_file
+        self._checked: CheckedAdapters | None = None
         self._now = now
         self._persona_files: Reads[PersonaText] = Reads(
             self._load_persona,
@@ -95,6 +104,7 @@ class CatalogBuilder:
             max_personas=settings.max_personas,
             max_adapter_bytes=settings.max_adapter_bytes,
             allow_base_mismatch=settings.allow_base_mismatch,
+            checked_file=platformdirs.user_cache_path("npc-runtime") / "checked-adapters.msgpack",
         )
 
     def set_base(self, base: BaseIdentity) -> None:
@@ -121,6 +131,8 @@ class CatalogBuilder:
             entries[key] = self._entry(text, None, None)
         self._persona_files.end()
         self._adapter_files.end()
+        if self._checked is not None:
+            self._checked.save()
         self._since = {key: at for key, at in self._since.items() if key in {(p.file, p.message) for p in problems}}
         return Catalog(entries, adapters, bad_adapters, tuple(problems))
 
@@ -256,9 +268,13 @@ class CatalogBuilder:
     def _load_adapter(self, path: Path, sign: Signature) -> AdapterFile:
         name = path.relative_to(self.adapters_dir).with_suffix("").as_posix()
         # Brings gguf and numpy along: 0.1 s that need not pass before the daemon answers its first hello.
-        from npc_runtime.adapter import read_adapter
+        from npc_runtime.adapter import CheckedAdapters, read_adapter
 
-        return AdapterFile(name, path, read_adapter(path, self._max_adapter_bytes), sign)
+        if self._checked is None:
+            self._checked = CheckedAdapters(self._checked_file)
+        header = read_adapter(path, self._max_adapter_bytes, self._checked.find)
+        self._checked.keep(header)
+        return AdapterFile(name, path, header, sign)
 
     @staticmethod
     def _refuse_adapter(path: Path, reason: str) -> NpcError:

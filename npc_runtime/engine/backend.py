@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Union
 
 from npc_runtime.config import KvType
 from npc_runtime.llama import ContextOptions
@@ -14,6 +14,9 @@ Adapter = Any
 """A loaded adapter: a handle that only its backend looks into."""
 
 ActiveSet = tuple[tuple[Adapter, float], ...]
+
+KvBytes = Union[bytes, memoryview]
+"""KV as it is kept outside a context: what ``Context.save`` gives and ``Context.restore`` takes."""
 
 
 class Sampler(Protocol):
@@ -60,11 +63,11 @@ class Context(Protocol):
         """Drop all KV."""
         ...
 
-    def save(self) -> bytes:
+    def save(self) -> KvBytes:
         """The KV as bytes."""
         ...
 
-    def restore(self, data: bytes, tokens: int) -> bool:
+    def restore(self, data: KvBytes, tokens: int) -> bool:
         """Replace the KV by a saved one of that many tokens; False, and empty, where it does not fit."""
         ...
 

@@ -24,6 +24,7 @@ from typing import Any, BinaryIO
 import msgpack
 import msgspec
 
+from npc_runtime.engine.backend import KvBytes
 from npc_runtime.engine.plan import usable_calls
 from npc_runtime.engine.snapshot import Snapshot
 from npc_runtime.prompt import Call
@@ -277,7 +278,7 @@ def _read_header(file: BinaryIO) -> tuple[Header, int]:
         raise ValueError(f"its header is damaged ({type(error).__name__})") from None
 
 
-def _checksum(header: Header, data: bytes) -> bytes:
+def _checksum(header: Header, data: KvBytes) -> bytes:
     fields = msgspec.to_builtins(msgspec.structs.replace(header, checksum=b""), builtin_types=(bytes,))
     digest = hashlib.blake2b(msgpack.packb(fields), digest_size=32)
     digest.update(data)

@@ -1,6 +1,7 @@
 """What the engine does while no turn can go on: preparations, measuring personas, copies of KV into memory and to disk.
 
-It never stands in the way: what nobody asked for waits for a pause, what goes to disk for a longer rest.
+What a client asked for goes first, then personas are measured. The rest never stands in the way: it waits for a pause,
+and what goes to disk for a longer rest.
 """
 
 from __future__ import annotations
@@ -80,9 +81,10 @@ class IdleWork:
 
     def step(self) -> list[AnyEvent]:
         """Do one piece of it."""
-        if self._measures:
+        name = self._next_preparation()
+        if self._measures and (name is None or not self._preparations[name][0].asked_for):
             return [self._measured(self._measures.pop(0))]
-        if (name := self._next_preparation()) is not None:
+        if name is not None:
             return self._step_preparation(name, *self._preparations[name])
         now, kv = self._clock(), self._core.kv
         copied = now >= self._paused_at and kv.chore()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from npc_runtime.engine.backend import ActiveSet, Context
+from npc_runtime.engine.backend import ActiveSet, Context, KvBytes
 from npc_runtime.engine.plan import count_tokens, shared_calls
 from npc_runtime.engine.snapshot import Snapshot
 from npc_runtime.errors import DecodeError
@@ -108,7 +108,7 @@ class Lane:
         """A copy of the KV."""
         return Snapshot(self.key, self.session_id, self.persona_id, tuple(self.calls), self.context.save(), self.pinned)
 
-    def restore(self, calls: Sequence[Call], data: bytes) -> bool:
+    def restore(self, calls: Sequence[Call], data: KvBytes) -> bool:
         """Take the KV of ``calls`` from ``data``. False, and nothing held, where it is not taken."""
         self._forget_calls()
         tokens = count_tokens(calls)

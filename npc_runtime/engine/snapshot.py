@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from npc_runtime.engine.backend import KvBytes
 from npc_runtime.engine.plan import usable_calls
 from npc_runtime.prompt import Call
 
@@ -26,7 +27,7 @@ class Snapshot:
     session_id: str
     persona_id: str
     calls: tuple[Call, ...]
-    data: bytes = field(repr=False)
+    data: KvBytes = field(repr=False)
     pinned: bool = False
 
     @property

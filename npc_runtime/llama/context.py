@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -180,21 +180,22 @@ class LlamaContext:
             return False
         return bool(lib.llama_memory_seq_rm(self._memory, 0, position, -1))
 
-    def save(self) -> bytes:
+    def save(self) -> memoryview:
         """The KV of all that was decoded, as bytes that ``restore`` takes in a context of the same options."""
         size = lib.llama_state_seq_get_size(self._context, 0)
-        buffer = (ctypes.c_uint8 * size)()
-        written = lib.llama_state_seq_get_data(self._context, buffer, size, 0)
+        data = np.empty(size, dtype=np.uint8)
+        written = lib.llama_state_seq_get_data(self._context, _pointer(data), size, 0)
         if written != size:
             raise EngineUnavailable(f"llama.cpp wrote {written} of {size} bytes of KV")
-        return bytes(buffer)
+        return data.data
 
-    def restore(self, data: bytes, tokens: int) -> bool:
+    def restore(self, data: bytes | memoryview, tokens: int) -> bool:
         """Replace the KV by a saved one of ``tokens`` tokens. False (and no KV at all) where the bytes do not fit."""
         self.clear()
-        buffer = (ctypes.c_uint8 * len(data)).from_buffer_copy(data)
         with captured_log() as lines:
-            read = lib.llama_state_seq_set_data(self._context, buffer, len(data), 0)
+            read = lib.llama_state_seq_set_data(
+                self._context, _pointer(np.frombuffer(data, dtype=np.uint8)), len(data), 0
+            )
         last = lib.llama_memory_seq_pos_max(self._memory, 0)
         if read == len(data) and last == tokens - 1:
             self._unchecked = bool(self._adapters)
@@ -234,3 +235,7 @@ class LlamaContext:
         """Free the context."""
         lib.llama_batch_free(self._batch)
         lib.llama_free(self._context)
+
+
+def _pointer(data: npt.NDArray[np.uint8]) -> Any:
+    return data.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
