@@ -10,6 +10,8 @@ import time
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
+
 from npc_runtime.catalog import BaseIdentity, CatalogBuilder
 from npc_runtime.client.session import Link
 from npc_runtime.config import Settings, load_settings
@@ -19,7 +21,7 @@ from npc_runtime.daemon.turns import Turn
 from npc_runtime.engine.child import new_core
 from npc_runtime.engine.commands import AnyCommand, EngineStats, engine_settings
 from npc_runtime.engine.core import EngineCore
-from npc_runtime.errors import InvalidField, NpcError, ShuttingDown
+from npc_runtime.errors import InternalError, InvalidField, NpcError, ShuttingDown
 from npc_runtime.persona import Persona
 from npc_runtime.protocol.messages import Answer, Request
 
@@ -53,7 +55,8 @@ class Runtime(Link):
     """A model, its lanes and a catalog. Use as a context manager, or call :meth:`close`.
 
     ``settings`` are those of ``docs/configuration.md`` by name; environment variables count as they do for the daemon.
-    Raises ConfigError.
+    Those about sockets, clients and the engine's process (``spin_count`` and ``low_priority`` are) have no effect.
+    Raises ConfigError. After :meth:`close` everything raises ShuttingDown.
     """
 
     def __init__(self, config: Path | None = None, **settings: Any) -> None:
@@ -62,7 +65,7 @@ class Runtime(Link):
         self._core = new_core(engine_settings(self.settings))
         self._engine = _InProcess(self._core)
         self._dialogue = Dialogue(self.settings, self._engine, self._deliver, self._look_again, time.monotonic)
-        self._dialogue.base_known = True
+        self._dialogue.voices.base_known = True
         self._conversations = Conversations(self._dialogue, self._engine)
         self._builder = CatalogBuilder.from_settings(self.settings)
         made_for = self._core.backend.source_digest or self._core.base_digest
@@ -83,6 +86,7 @@ class Runtime(Link):
 
     def reload(self) -> None:
         """Read the folders again (a turn does so by itself where its files have changed)."""
+        self._check_open()
         catalog = self._builder.scan()
         until = time.monotonic() + SETTLE_SECONDS
         while self._builder.unsettled and time.monotonic() < until:
@@ -92,20 +96,27 @@ class Runtime(Link):
 
     def personas(self) -> tuple[Persona, ...]:
         """The personas that can be talked to, by id."""
-        entries = self._dialogue.voices.catalog.entries
-        return tuple(entries[key].persona for key in sorted(entries) if entries[key].error is None)
+        voices = self._dialogue.voices
+        entries = [entry for _, entry in sorted(voices.catalog.entries.items())]
+        return tuple(entry.persona for entry in entries if entry.error is None and voices.too_long(entry) is None)
 
     def stats(self) -> EngineStats:
         """Counters of lanes, tiers, adapters and decodes."""
+        self._check_open()
         return self._core.stats()
 
     def idle(self) -> None:
         """Do what there is idle time for: compute what comes next, copy KV. Call it while the game waits."""
+        self._check_open()
         while (wait := self._core.wait_seconds()) is not None:
             time.sleep(wait)
             self._step()
 
     # The inside
+
+    def _check_open(self) -> None:
+        if error := self._engine.unavailable():
+            raise error
 
     def _deliver(self, _client: bytes, answer: Answer) -> bool:
         self._sort(answer)
@@ -116,17 +127,24 @@ class Runtime(Link):
         turn.files = "current"
 
     def _send(self, request: Request) -> None:
-        if error := self._engine.unavailable():
-            raise error
+        self._check_open()
         if not is_about_conversations(request):
-            raise InvalidField(f"{type(request).__name__}: a runtime in this process has a method of its own for this")
-        answer = self._conversations.take(b"", request)
+            raise InvalidField(f"{type(request).__name__}: only a daemon takes this; connect to one with a Client")
+        try:
+            checked = msgspec.convert(msgspec.to_builtins(request), type(request))
+        except msgspec.ValidationError as error:
+            raise InvalidField(f"{type(request).__name__}: {error}") from None
+        answer = self._conversations.take(b"", checked)
         if answer is not None:
             self._sort(answer)
 
     def _receive(self, timeout_s: float) -> None:
         """Do a step. However long it takes: nobody else computes what is waited for."""
-        time.sleep(self._core.wait_seconds() or 0)
+        self._check_open()
+        wait = self._core.wait_seconds()
+        if wait is None:
+            raise InternalError("no answer can come: nothing is left to compute; ask again")
+        time.sleep(wait)
         self._step()
 
     def _step(self) -> None:

@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from npc_runtime.base_model import find_base_model
+from npc_runtime.base_model import EMBEDDED, find_base_model
 from npc_runtime.config import Settings, default_threads, load_settings
 from npc_runtime.errors import ConfigError, ContentFault
 from npc_runtime.tuning.choices import overruled, settings_to_write
@@ -210,7 +210,7 @@ def _prepare(settings: Settings, base: Path, file_type: str, path: Path, *, writ
         if quality and target != original.path:
             _show_quality(settings, original, target, file_type, worker)
     if write:
-        value = settings.base_model if target == base else str(target)
+        value = settings.base_model if settings.base_model in EMBEDDED and target == base else str(target.resolve())
         _deliver({"base_model": value}, path, write=True)
     out.print(str(target), markup=False, soft_wrap=True)
 

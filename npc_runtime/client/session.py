@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
-from npc_runtime.errors import NpcError
+from npc_runtime.errors import ConnectionLost, NpcError
 from npc_runtime.protocol import answered_error
 from npc_runtime.protocol.messages import (
     AdapterScale,
@@ -224,7 +224,8 @@ class Session:
 class Reply:
     """A reply in the making: iterate for its pieces, or call :meth:`wait` for its end.
 
-    ``started`` and ``finished`` are the messages of that name, None before they came.
+    ``started`` and ``finished`` are the messages of that name, None before they came. The error that it ended with is
+    raised whenever it is read.
     """
 
     def __init__(self, link: Link, request: StartTurn) -> None:
@@ -232,9 +233,12 @@ class Reply:
         self.turn_id = request.turn_id
         self.started: TurnStarted | None = None
         self.finished: TurnFinished | None = None
+        self._error: NpcError | None = None
         self._number = link.post(request)
 
     def __iter__(self) -> Iterator[str]:
+        if self._error is not None:
+            raise self._error
         try:
             while self.finished is None:
                 answer = self._link.next_answer(self._number, TURN_TIMEOUT_S)
@@ -244,8 +248,13 @@ class Reply:
                     yield answer.text
                 elif isinstance(answer, TurnFinished):
                     self.finished = answer
+        except ConnectionLost:
+            raise  # what was asked for may still come
+        except NpcError as error:
+            self._error = error
+            raise
         finally:
-            if self.finished is not None:
+            if self.finished is not None or self._error is not None:
                 self._link.forget(self._number)
 
     def wait(self) -> TurnFinished:

@@ -67,6 +67,8 @@ class Conversations:
         persona = self._dialogue.voices.usable(request.persona).persona
         past = [Exchange(e.player, e.reply, e.tokens, e.rest, e.cuts) for e in request.history]
         session, resumed = self._dialogue.sessions.open(persona.id, request.session_id, request.player, past)
+        if not resumed and (most := self._engine.context_tokens):
+            session.dropped = max(0, len(past) - most)  # each takes a token at least
         return SessionOpened(
             reply_to=request.id,
             session_id=session.id,

@@ -176,7 +176,7 @@ class Daemon:
         if isinstance(result.token, Turn):
             result.token.files = "current"
         elif isinstance(result.token, EngineReady):
-            self.dialogue.base_known = True
+            self.dialogue.voices.base_known = True
         self.dialogue.pump()
 
     def _on_engine(self, process: EngineProcess, message: EngineMessage) -> None:

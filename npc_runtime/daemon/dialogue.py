@@ -84,7 +84,6 @@ class Dialogue:
         self.rehearsals = Rehearsals(engine, self.voices, self.sessions, send, settings.max_line_chars)
         self.turns = Turns(max_queued=settings.max_queued_turns, finished_kept=settings.finished_turns_kept)
         self.draining = False
-        self.base_known = False
         self.finished = 0
         self.failed = 0
         self._schedule = Schedule(
@@ -152,7 +151,8 @@ class Dialogue:
     def pump(self) -> None:
         """Start what can be started, and let those run that go first. Not before the adapters were compared with the
         base model."""
-        if self._engine.state == "ready" and self.base_known:
+        self.rehearsals.pump()
+        if self._engine.state == "ready" and self.voices.base_known:
             for turn in self._schedule.in_order(self.turns.queue):
                 self._start(turn)
             self._let_run()
@@ -265,6 +265,7 @@ class Dialogue:
 
     def cancel_of(self, client: bytes) -> None:
         """A client is gone: cancel every turn that nobody else listens to."""
+        self.rehearsals.drop_client(client)
         for turn in self.turns.open_turns():
             turn.listeners = [listener for listener in turn.listeners if listener.client != client]
             if not turn.listeners:
@@ -294,7 +295,6 @@ class Dialogue:
         """A new engine: it knows nothing yet."""
         self._running = ()
         self.voices.on_engine_ready()
-        self.rehearsals.on_engine_ready()
 
     def take(self, event: AnyEvent) -> None:
         """What the engine has done."""

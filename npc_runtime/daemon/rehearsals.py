@@ -23,7 +23,8 @@ from npc_runtime.prompt import Conversation
 from npc_runtime.protocol import error_answer
 from npc_runtime.protocol.messages import Answer, Prime, Primed, Warm, Warmed
 
-MAX_WAITING = 256
+MAX_WAITING = 64
+"""How many of one client may wait: what one asks for shall not keep others out."""
 
 
 @dataclass(frozen=True)
@@ -58,14 +59,16 @@ class Rehearsals:
             raise InvalidField("warm: give either persona or session_id, exactly one of them")
         if isinstance(request, Prime) and len(request.text) > self._max_line_chars:
             raise MessageTooLarge(
-                f"prime: text has {len(request.text)} characters; allowed are {self._max_line_chars} (max_line_chars)"
+                f"prime: text has {len(request.text)} characters; allowed are {self._max_line_chars} (max_line_chars); "
+                "leave out what is too long"
             )
         if error := self._engine.unavailable():
             raise error
-        if len(self._not_sent) + len(self._waiting) >= MAX_WAITING:
-            raise Busy(f"{MAX_WAITING} warm and prime requests are waiting; wait for some answers first")
+        waiting_now = [*self._not_sent, *self._waiting.values()]
+        if sum(item.listener.client == client for item in waiting_now) >= MAX_WAITING:
+            raise Busy(f"{MAX_WAITING} of your warm and prime requests are waiting; wait for some answers first")
         waiting = _Waiting(Listener(client, request.id), request)
-        if self._engine.state == "ready":
+        if self._can_begin():
             self._begin(waiting)
         else:
             self._check(request)
@@ -119,14 +122,23 @@ class Rehearsals:
         except NpcError:
             return  # nobody asked for it, and the next turn will say what is wrong
 
-    def on_engine_ready(self) -> None:
-        """Begin what waited for an engine."""
+    def _can_begin(self) -> bool:
+        return self._engine.state == "ready" and self._voices.base_known
+
+    def pump(self) -> None:
+        """Begin what waited for an engine, and for its adapters to be compared with the base model."""
+        if not self._can_begin():
+            return
         waiting, self._not_sent = self._not_sent, []
         for item in waiting:
             try:
                 self._begin(item)
             except NpcError as error:
                 self._answer(item, error_answer(error, item.listener.reply_to))
+
+    def drop_client(self, client: bytes) -> None:
+        """It is gone: what it waited for need not be begun."""
+        self._not_sent = [item for item in self._not_sent if item.listener.client != client]
 
     def on_engine_lost(self) -> None:
         """What the lost engine was doing has failed."""

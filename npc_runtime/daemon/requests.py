@@ -45,12 +45,13 @@ from npc_runtime.protocol.messages import (
     Request,
     SetAdapterScales,
     Status,
+    Warm,
     Welcome,
 )
 
 log = logging.getLogger("npc_runtime.daemon")
 
-CatalogRequest = OpenSession | ListPersonas | RemovePersona | SetAdapterScales
+CatalogRequest = OpenSession | Warm | ListPersonas | RemovePersona | SetAdapterScales
 
 
 @dataclass(frozen=True)
@@ -122,9 +123,11 @@ class Requests:
                 return self._welcome(request)
             case Ping():
                 return Pong(reply_to=request.id)
-            case OpenSession() | ListPersonas() | RemovePersona() | SetAdapterScales() if not self._knows(request):
+            case OpenSession() | Warm() | ListPersonas() | RemovePersona() | SetAdapterScales() if not self._knows(
+                request
+            ):
                 self._catalog_thread.submit(Scan(), _Waiting(peer, request))
-            case OpenSession() | ListPersonas() | RemovePersona() | SetAdapterScales():
+            case OpenSession() | Warm() | ListPersonas() | RemovePersona() | SetAdapterScales():
                 return self._handle_known(peer, request)
             case AddPersona():
                 self._catalog_thread.submit(AddText(request.yaml, request.replace), _Waiting(peer, request))
@@ -137,7 +140,7 @@ class Requests:
     def _handle_known(self, peer: Peer, request: CatalogRequest) -> Answer | None:
         """A request that is about the catalog, which is as new as it has to be."""
         match request:
-            case OpenSession():
+            case OpenSession() | Warm():
                 return self._conversations.take(peer.identity, request)
             case ListPersonas():
                 return Personas(reply_to=request.id, personas=self._persona_infos())
@@ -213,7 +216,9 @@ class Requests:
             running_turn=dialogue.first_running,
             turns_active=len(active),
             personas=len(entries),
-            personas_unavailable=sum(entry.error is not None for entry in entries),
+            personas_unavailable=sum(
+                entry.error is not None or dialogue.voices.too_long(entry) is not None for entry in entries
+            ),
             problems=tuple(Problem(p.file, p.line, p.message, p.since) for p in dialogue.voices.catalog.problems),
             rss_bytes=_rss(os.getpid()) + _rss(self._engine.pid),
             engine=self._engine.status(),

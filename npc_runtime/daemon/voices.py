@@ -26,10 +26,11 @@ MEASURED_FOR = "Player"
 
 
 class Voices:
-    """The catalog in use and what was changed at run time."""
+    """The catalog in use and what was changed at run time. ``base_known``: its adapters were compared with the base."""
 
     def __init__(self, engine: EngineLink, sessions: Sessions) -> None:
         self.catalog = Catalog()
+        self.base_known = False
         self._engine = engine
         self._sessions = sessions
         self._scales: dict[str, dict[str, float]] = {}

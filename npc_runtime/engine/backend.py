@@ -90,6 +90,11 @@ class Backend(Protocol):
         ...
 
     @property
+    def n_vocab(self) -> int:
+        """How many tokens there are; their ids begin with 0."""
+        ...
+
+    @property
     def chat_template(self) -> str:
         """Jinja source; empty for base models."""
         ...

@@ -47,7 +47,7 @@ from npc_runtime.engine.lanes import Lane, LanePool
 from npc_runtime.engine.plan import Plan, make_plan
 from npc_runtime.engine.snapshot import Snapshot
 from npc_runtime.engine.turn import Steps, TurnRun
-from npc_runtime.errors import ConfigError, NpcError
+from npc_runtime.errors import ConfigError, InvalidField, NpcError
 from npc_runtime.llama import ContextOptions
 from npc_runtime.prompt import Call, Conversation, JinjaTemplate, PromptTemplate, TranscriptTemplate
 
@@ -103,7 +103,8 @@ class EngineCore:
         template = hashlib.sha256(self.backend.chat_template.encode()).hexdigest()
         return (
             f"ctx {self.context_tokens}; chunk {s.chunk_tokens}; kv {s.kv_type}; flash {options(s).flash}; "
-            f"threads {s.threads}/{s.prefill_threads}; gpu {s.gpu_layers}; {build}; template {template}"
+            f"threads {s.threads}/{s.prefill_threads}; gpu {s.gpu_layers} {s.gpu_device} {s.gpu_split}; {build}; "
+            f"template {template}"
         )
 
     # Commands
@@ -171,9 +172,8 @@ class EngineCore:
         if (run := self._next_run()) is not None:
             return max(0.0, self._next_token_at - self._clock()) if run.wants_token else 0.0
         if self._runs:
-            return min(
-                (left for run, _ in self._runs.values() if (left := run.seconds_left()) is not None), default=None
-            )
+            lefts = [max(0.0, left) for run, _ in self._runs.values() if (left := run.seconds_left()) is not None]
+            return min(lefts, default=None)
         return self._idle.wait_seconds()
 
     def step(self) -> list[AnyEvent]:
@@ -194,7 +194,10 @@ class EngineCore:
         """Of the turns that are to run, the one that has had the least time."""
         if self._running is None:
             return next((run for run, _ in self._runs.values()), None)
-        return min(self._side_by_side(self._running), key=lambda run: run.share, default=None)
+        runs = self._side_by_side(self._running)
+        if self._clock() < self._next_token_at:  # no token may be drawn yet, but prompts can be read
+            runs = [run for run in runs if not run.wants_token] or runs
+        return min(runs, key=lambda run: run.share, default=None)
 
     def _side_by_side(self, turn_ids: Sequence[str]) -> list[TurnRun]:
         return [self._runs[turn_id][0] for turn_id in turn_ids if turn_id in self._runs]
@@ -207,7 +210,7 @@ class EngineCore:
                 self._end(run)
             return events
         except Exception as error:
-            return self._fail(run, typed_error(error, "a turn"))
+            return self._fail(run, typed_error(error, "a turn", run.turn.adapters))
         finally:
             took = self._clock() - began
             run.used += took
@@ -252,7 +255,13 @@ class EngineCore:
     # What turns and preparations use
 
     def plan(self, conversation: Conversation) -> Plan:
-        """The decode calls of a conversation's prompt."""
+        """The decode calls of a conversation's prompt. Raises InvalidField for tokens that the model does not have."""
+        strange = [token for e in conversation.exchanges for token in e.tokens if not 0 <= token < self.backend.n_vocab]
+        if strange:
+            raise InvalidField(
+                f"history: token {strange[0]} is none of this model's {self.backend.n_vocab}, it is another model's; "
+                "close the session and open it without tokens and cuts"
+            )
         segments = self.template.render(conversation)
         return make_plan(segments, self.backend, bos=self.bos, chunk_tokens=self.settings.chunk_tokens)
 

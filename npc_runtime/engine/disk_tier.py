@@ -13,6 +13,7 @@ import contextlib
 import hashlib
 import logging
 import os
+import re
 import struct
 import threading
 import time
@@ -33,6 +34,7 @@ log = logging.getLogger("npc_runtime.engine")
 
 MAGIC = b"NPCKV001"
 SUFFIX = ".kv"
+NAME = re.compile(rf"[0-9a-f]{{40}}{re.escape(SUFFIX)}")
 MAX_HEADER_BYTES = 1 << 24
 MAX_PENDING = 8
 """Snapshots that wait to be written; beyond, new ones are left out (they are written at the next idle moment)."""
@@ -73,7 +75,6 @@ class DiskTier:
         self._lock = threading.Condition()
         self._entries: dict[str, Entry] = {}
         self._pending: dict[str, Snapshot] = {}
-        self._writing = ""
         self._closed = False
         self._thread = threading.Thread(target=self._write_all, daemon=True)
         self.dropped = 0
@@ -86,9 +87,9 @@ class DiskTier:
     def _prepare(self) -> bool:
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            for draft in self._folder.glob("*.draft"):
+            for draft in self._ours(".draft"):
                 draft.unlink()
-            probe = self._folder / f".{os.getpid()}.draft"
+            probe = self._folder / f".{os.getpid()}.npc-runtime"
             probe.write_bytes(b"")
             probe.unlink()
         except OSError as error:
@@ -96,10 +97,15 @@ class DiskTier:
             return False
         return True
 
+    def _ours(self, more: str = "") -> list[Path]:
+        """The files whose names we gave; whatever else is in the folder is somebody else's."""
+        found = sorted(self._folder.glob(f"*{SUFFIX}{more}"))
+        return [path for path in found if NAME.fullmatch(path.name.removesuffix(more))]
+
     # Reading
 
     def _read_folder(self) -> None:
-        for path in sorted(self._folder.glob(f"*{SUFFIX}")):
+        for path in self._ours():
             try:
                 with path.open("rb") as file:
                     header, data_at = _read_header(file)
@@ -186,14 +192,14 @@ class DiskTier:
                 self._lock.wait_for(lambda: self._pending or self._closed)
                 if not self._pending:
                     return
-                self._writing, snapshot = next(iter(self._pending.items()))
+                name, snapshot = next(iter(self._pending.items()))
             try:
-                self._write(self._writing, snapshot)
+                self._write(name, snapshot)
             except OSError as error:
                 log.warning("KV could not be kept in '%s': %s", self._folder, error)
             with self._lock:
-                if self._pending.get(self._writing) is snapshot:
-                    del self._pending[self._writing]
+                if self._pending.get(name) is snapshot:
+                    del self._pending[name]
                 self._lock.notify_all()
             self._keep_budget()
 

@@ -83,7 +83,7 @@ class IdleWork:
         """Do one piece of it."""
         name = self._next_preparation()
         if self._measures and (name is None or not self._preparations[name][0].asked_for):
-            return [self._measured(self._measures.pop(0))]
+            return self._measured(self._measures.pop(0))
         if name is not None:
             return self._step_preparation(name, *self._preparations[name])
         now, kv = self._clock(), self._core.kv
@@ -93,22 +93,26 @@ class IdleWork:
             self._rested_at = now + REST_SECONDS
         return []
 
-    def _measured(self, command: MeasurePersona) -> PersonaMeasured:
-        plan = self._core.plan(command.conversation)
-        return PersonaMeasured(command.version, count_tokens(plan.calls[: plan.persona]))
+    def _measured(self, command: MeasurePersona) -> list[AnyEvent]:
+        try:
+            plan = self._core.plan(command.conversation)
+        except Exception as error:
+            typed_error(error, "the measuring of a persona")
+            return []  # its length stays unknown, and its first turn will say what is wrong
+        return [PersonaMeasured(command.version, count_tokens(plan.calls[: plan.persona]))]
 
     def _next_preparation(self) -> Name | None:
         """The one that goes next: what was asked for before what was not; None: there is none, or not yet."""
         asked = [name for name, (preparation, _) in self._preparations.items() if preparation.asked_for]
         if asked:
-            return asked[0]
+            return min(asked, key=lambda name: not name[0])  # a session, where somebody speaks, before a persona
         return next(iter(self._preparations), None) if self._clock() >= self._paused_at else None
 
     def _step_preparation(self, name: Name, preparation: Preparation, steps: Steps) -> list[AnyEvent]:
         try:
             events = next(steps)
         except Exception as error:
-            events = [self._failed(preparation, typed_error(error, "a preparation"))]
+            events = [self._failed(preparation, typed_error(error, "a preparation", preparation.command.adapters))]
         if events:
             del self._preparations[name]
         if preparation.asked_for:

@@ -1,6 +1,6 @@
 """llama.cpp: model, contexts, adapters, samplers. Nothing outside this package imports ``llama_cpp``."""
 
-from npc_runtime.llama.context import ContextOptions, DecodeFailed, LlamaContext
+from npc_runtime.llama.context import ContextOptions, DecodeFailed, LlamaContext, NotFinite
 from npc_runtime.llama.library import build_id
 from npc_runtime.llama.model import GpuOptions, LlamaAdapter, LlamaModel
 from npc_runtime.llama.sampler import LlamaSampler
@@ -13,5 +13,6 @@ __all__ = [
     "LlamaContext",
     "LlamaModel",
     "LlamaSampler",
+    "NotFinite",
     "build_id",
 ]

@@ -64,7 +64,7 @@ class NotFinite(DecodeFailed):
     """The decode gave logits that are no numbers (an adapter with damaged or huge weights); the KV cache is zeroed."""
 
     def __init__(self) -> None:
-        Exception.__init__(self, "the model gave no finite numbers; an adapter's weights or its scale are to blame")
+        Exception.__init__(self, "model gives no finite numbers: weights are damaged, or a scale is too large")
         self.code = 0
 
 

@@ -66,7 +66,7 @@ class LlamaModel:
         if not self._model:
             raise ConfigError(f"base model '{path}' cannot be loaded: {reason(lines)}; give a sound GGUF file")
         self._vocab = lib.llama_model_get_vocab(self._model)
-        self.n_vocab: int = lib.llama_vocab_n_tokens(self._vocab)
+        self.n_vocab = int(lib.llama_vocab_n_tokens(self._vocab))
         self.end_tokens = tuple(t for t in range(self.n_vocab) if lib.llama_vocab_is_eog(self._vocab, t))
         self._piece = lru_cache(maxsize=65_536)(self._read_piece)
         # A prompt is tokenised anew every turn, and most of it is what it was the turn before.
@@ -93,11 +93,6 @@ class LlamaModel:
     def chat_template(self) -> str:
         """The Jinja source in the model file; empty for base models."""
         return self.metadata("tokenizer.chat_template")
-
-    @property
-    def train_context(self) -> int:
-        """Tokens of context the model was trained with."""
-        return int(lib.llama_model_n_ctx_train(self._model))
 
     @property
     def bos(self) -> int | None:

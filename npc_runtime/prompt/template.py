@@ -143,9 +143,13 @@ class _Contents:
 
     def split(self, rendered: str) -> list[Segment]:
         scaffolds: list[str] = []
+        position = 0
         for index in range(len(self._segments)):
-            scaffold, rendered = rendered.split(_MARK.format(index), 1)
-            scaffolds.append(scaffold)
+            mark = _MARK.format(index)
+            found = rendered.index(mark, position)
+            scaffolds.append(rendered[position:found])
+            position = found + len(mark)
+        rendered = rendered[position:]
         segments: list[Segment] = []
         for scaffold, content in zip(scaffolds, self._segments, strict=True):
             # A reply's tokens were generated right after the prompt's own end. Some templates write something else in

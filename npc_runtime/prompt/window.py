@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable
 
 import msgspec
@@ -25,11 +26,12 @@ def fit(
     if count(conversation) <= room:
         return conversation, 0
     _check_minimum(conversation, count, context_tokens, reserve)
-    for dropped in range(1, len(conversation.exchanges)):
-        shorter = conversation.without_oldest(dropped)
-        if count(shorter) <= room * REFILL:
-            return shorter, dropped
-    dropped = len(conversation.exchanges)
+
+    def fits_without(dropped: int) -> bool:
+        return count(conversation.without_oldest(dropped)) <= room * REFILL
+
+    # The first number of exchanges without which it fits; a search by halves, for each count renders the whole prompt.
+    dropped = 1 + bisect_left(range(1, len(conversation.exchanges)), True, key=fits_without)
     return conversation.without_oldest(dropped), dropped
 
 

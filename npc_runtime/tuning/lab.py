@@ -12,7 +12,7 @@ import psutil
 
 from npc_runtime.adapter import read_adapter
 from npc_runtime.config import Settings
-from npc_runtime.errors import AdapterInvalid, ConfigError, NpcError
+from npc_runtime.errors import ConfigError, NpcError
 from npc_runtime.tuning.jobs import Measure, ModelFacts, Speed, Work
 from npc_runtime.tuning.prepared import Original, is_prepared, prepare, prepared_path
 from npc_runtime.tuning.search import ALL_FIGURES, Setup
@@ -65,7 +65,9 @@ class Lab:
             self.adapter = adapter
             try:
                 speed = self.measure(start, ALL_FIGURES)
-            except AdapterInvalid:
+            except NpcError:
+                if not adapter.name:  # not even without one
+                    raise
                 continue
             self._work = sized_work(speed, self._seconds, self._settings.context_tokens)
             return

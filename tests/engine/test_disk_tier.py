@@ -132,11 +132,22 @@ def test_one_changed_byte_anywhere_is_noticed(tmp_path):
         b"\x7fELF" + os.urandom(500),
     ],
 )
-def test_what_is_none_of_our_files_is_dropped(tmp_path, content, caplog):
-    (tmp_path / "0123.kv").write_bytes(content)
+def test_a_file_of_our_name_with_something_else_in_it_is_dropped(tmp_path, content, caplog):
+    name = "0123456789" * 4 + ".kv"
+    (tmp_path / name).write_bytes(content)
     tier = DiskTier(tmp_path, BUDGET)
     assert (len(tier), tier.dropped, list(tmp_path.iterdir())) == (0, 1, [])
-    assert "0123.kv" in caplog.text
+    assert name in caplog.text
+
+
+def test_other_programs_files_in_the_folder_are_left_alone(tmp_path):
+    names = ["screen.kv", "letter.draft", "0123.kv.draft", "0123456789" * 4 + ".txt"]
+    for name in names:
+        (tmp_path / name).write_bytes(b"mine")
+    tier = DiskTier(tmp_path, BUDGET)
+    tier.close()
+    assert (len(tier), tier.dropped) == (0, 0)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names)
 
 
 def test_a_file_that_somebody_removes_is_a_miss(tmp_path):

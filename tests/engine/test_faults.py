@@ -44,7 +44,11 @@ def test_a_turn_fails_whose_adapters_make_numbers_that_are_none_and_the_lane_is_
     (tmp_path / "inf.gguf").write_bytes(b"GGUF inf")
     scene = Scene(scripted_core(lanes=1))
     failed = scene.fail(scene.turn("s", LONG, [source(tmp_path / "inf.gguf")]))
-    assert failed.code == "decode_failed" and "no finite numbers" in failed.message
+    assert (
+        failed.code == "adapter_invalid"
+        and "under 'inf' × 1 " in failed.message
+        and "lower the scale" in failed.message
+    )
     turn = scene.turn("s", LONG)
     assert heard(scene.finish(turn)) == heard(cold(scripted_core, turn))
 
@@ -98,7 +102,11 @@ def test_an_adapter_with_infinite_weights_is_a_typed_failure_and_the_next_turn_i
     path = write_random_adapter(tmp_path / "inf.gguf", 1, blocks=2, strength=np.inf)
     scene = Scene(real_core(smollm2), sampling=GREEDY)
     failed = scene.fail(scene.turn("s", "Hello.", [source(path)]))
-    assert failed.code == "decode_failed" and "no finite numbers" in failed.message
+    assert (
+        failed.code == "adapter_invalid"
+        and "under 'inf' × 1 " in failed.message
+        and "lower the scale" in failed.message
+    )
     turn = scene.turn("s", "Hello.", max_tokens=6)
     done = scene.finish(turn)
     scene.close()

@@ -86,7 +86,7 @@ def test_no_schedule_of_anything_reaches_into_a_reply(smollm2, smollm2_adapters,
         Character("You are Bram, and you keep the mill.", [[at(a, 0.5), b], [at(b, 0.4)], []]),
     ]
     play = play_on(smollm2, tmp_path, characters, context_tokens=256, ram_bytes=6 << 20, lanes=2)
-    play.play(schedule(seed, 12, 2))
+    assert play.play(schedule(seed, 12, 2)) == []
 
 
 @pytest.mark.gemma3
@@ -101,7 +101,7 @@ def test_conversations_beyond_the_sliding_window_that_are_cut_after_a_restore_sa
     play = play_on(gemma3, tmp_path, characters, context_tokens=768, ram_bytes=40 << 20, lanes=1)
     tokens = len(gemma3.tokenize(characters[0].system, special=False))
     assert 512 < tokens < 600, "beyond the window, and with room for a few exchanges"
-    play.play(
+    differs = play.play(
         [
             ("say", 0),
             ("settle", 0),
@@ -123,6 +123,7 @@ def test_conversations_beyond_the_sliding_window_that_are_cut_after_a_restore_sa
             ("say", 0),
         ]
     )
+    assert differs == []
     assert {"ram", "disk"} <= set(play.from_where)
 
 

@@ -326,6 +326,24 @@ def test_the_rate_is_one_for_all_turns():
     assert 19 <= said <= 22
 
 
+def test_a_prompt_is_read_while_another_turn_waits_for_its_next_token():
+    clock = Clock()
+    scene = Scene(scripted_core(clock=clock, max_tokens_per_second=1.0))
+    one, other = endless(scene, "s"), endless(scene, "t")
+    started(scene, one)
+    while not scene.core.wait_seconds():
+        scene.core.step()
+    scene.core.submit(other)
+    running(scene.core, one, other)
+    clock.now += 0.5
+    events = []
+    while scene.core.wait_seconds() == 0:
+        events += scene.core.step()
+    assert [event.turn_id for event in events if isinstance(event, TurnBegan)] == [other.turn_id]
+    lane = scene.core.lanes.find("t", scene.core.lanes.lanes[0].key)
+    assert lane is not None and lane.position == scene.core.plan(other.conversation).tokens
+
+
 def test_a_cancel_does_not_wait_for_the_rate():
     scene = Scene(scripted_core(clock=Clock(), max_tokens_per_second=0.01))
     turn = endless(scene, "s")

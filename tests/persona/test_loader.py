@@ -83,28 +83,32 @@ def test_the_shipped_personas_follow_the_schema(path):
     ],
 )
 def test_an_unknown_key_is_named_with_its_line_the_nearest_name_and_what_is_allowed(more, key, meant, line):
-    refused(more, f"unknown key '{key}'", f"Did you mean '{meant}'?", "Allowed are: ", line=line)
+    message = refused(more, line=line)
+    assert f"unknown key '{key}'" in message and f"Did you mean '{meant}'?" in message and "Allowed are: " in message
 
 
 def test_an_unknown_key_that_resembles_nothing_gets_no_suggestion():
-    assert "Did you mean" not in refused("qqqq: 1\n", "unknown key 'qqqq'", line=4)
+    message = refused("qqqq: 1\n", line=4)
+    assert "unknown key 'qqqq'" in message and "Did you mean" not in message
 
 
 @pytest.mark.parametrize("field", ["schema", "id", "name"])
 def test_a_missing_field_is_named(field):
     head = "".join(row for row in HEAD.splitlines(keepends=True) if not row.startswith(field))
-    refused("", f"missing required field `{field}`", head=head, line=1)
+    assert f"missing required field `{field}`" in refused("", head=head, line=1)
 
 
 @pytest.mark.parametrize(
     ("more", "field"), [("examples:\n  - player: a\n", "reply"), ("examples:\n  - reply: a\n", "player")]
 )
 def test_a_missing_field_of_an_item_is_named_with_the_items_line(more, field):
-    refused(more, f"missing required field `{field}`", "examples[0]", line=5)
+    message = refused(more, line=5)
+    assert f"missing required field `{field}`" in message and "examples[0]" in message
 
 
 def test_another_schema_is_refused_with_what_to_write():
-    refused("", "npc/2", "write 'schema: npc/1'", head=HEAD.replace("npc/1", "npc/2"), line=1)
+    message = refused("", head=HEAD.replace("npc/1", "npc/2"), line=1)
+    assert "npc/2" in message and "write 'schema: npc/1'" in message
 
 
 # Wrong types and ranges
@@ -140,12 +144,12 @@ def test_another_schema_is_refused_with_what_to_write():
     ],
 )
 def test_a_wrong_value_is_named_with_its_line_and_what_is_allowed(more, saying, line):
-    refused(more, saying, line=line)
+    assert saying in refused(more, line=line)
 
 
 @pytest.mark.parametrize("wrong", ["a/b", "a\\b", "/a", "' a'", '"a\\n"', '"a\\tb"', '"\\n"', "x" * 65, "''", '"a\\0"'])
 def test_an_id_that_could_be_a_path_or_cannot_be_read_is_refused(wrong):
-    refused("", "id: ", head=HEAD.replace("id: mira", f"id: {wrong}"), line=2)
+    assert "id: " in refused("", head=HEAD.replace("id: mira", f"id: {wrong}"), line=2)
 
 
 @pytest.mark.parametrize("right", ["a", "Mira the Ferrywoman", "ö", "a.b", "..", "007", "x" * 64, "旅人"])
@@ -163,7 +167,7 @@ def test_numbers_may_be_written_in_any_way(number):
 
 @pytest.mark.parametrize("more", ["  - scale: 1\n", "  - name: a\n    file: a.gguf\n"])
 def test_an_adapter_has_a_name_or_a_file_and_not_both(more):
-    refused("adapters:\n" + more, "either 'name' or 'file', exactly one of them", line=5)
+    assert "either 'name' or 'file', exactly one of them" in refused("adapters:\n" + more, line=5)
 
 
 @pytest.mark.parametrize(
@@ -172,9 +176,9 @@ def test_an_adapter_has_a_name_or_a_file_and_not_both(more):
 )
 def test_an_adapter_that_is_listed_twice_is_an_error_that_names_both_lines(again):
     if ".." in again:
-        refused(f"adapters:\n  - name: a\n  - {again}\n", "inside the adapters folder", line=6)
+        assert "inside the adapters folder" in refused(f"adapters:\n  - name: a\n  - {again}\n", line=6)
     else:
-        refused(f"adapters:\n  - name: a\n  - {again}\n", "is listed twice (first in line 5)", line=6)
+        assert "is listed twice (first in line 5)" in refused(f"adapters:\n  - name: a\n  - {again}\n", line=6)
 
 
 @pytest.mark.parametrize(
@@ -191,12 +195,12 @@ def test_an_adapter_that_is_listed_twice_is_an_error_that_names_both_lines(again
     ],
 )
 def test_an_adapter_file_outside_the_adapters_folder_is_refused(path):
-    refused(f"adapters:\n  - file: {path}\n", "must be a file inside the adapters folder", line=5)
+    assert "must be a file inside the adapters folder" in refused(f"adapters:\n  - file: {path}\n", line=5)
 
 
 @pytest.mark.parametrize("name", ["../a", "a/../../b", "/a", "..\\a"])
 def test_an_adapter_name_outside_the_adapters_folder_is_refused(name):
-    refused(f"adapters:\n  - name: {name}\n", "must be a file inside the adapters folder", line=5)
+    assert "must be a file inside the adapters folder" in refused(f"adapters:\n  - name: {name}\n", line=5)
 
 
 @pytest.mark.parametrize("name", ["a", "villagers/a", "a..b", "Željko", "田中　太郎", "my voice"])

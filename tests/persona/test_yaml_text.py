@@ -46,15 +46,13 @@ def loaded(more: str, head: str = HEAD) -> Persona:
     return load_persona(head + more, "mira.yaml")
 
 
-def refused(more: str, *saying: str, line: int, head: str = HEAD) -> str:
+def refused(more: str, *, line: int, head: str = HEAD) -> str:
     """The message with which the file is refused, for that line of it."""
     with pytest.raises(PersonaInvalid) as caught:
         load_persona(head + more, "mira.yaml")
     error = caught.value
     assert (error.source, error.line) == ("mira.yaml", line), error.message
     assert error.message.startswith(f"mira.yaml, line {line}: ")
-    for part in saying:
-        assert part in error.message
     return error.message
 
 
@@ -77,9 +75,9 @@ def test_ids_names_and_adapter_names_stay_as_they_were_typed(text):
 
 
 def test_keys_that_yaml_takes_for_something_else_are_named_as_they_were_typed():
-    refused("on: x\n", "unknown key 'on'", line=4)
-    refused("007: x\n", "unknown key '007'", line=4)
-    refused("~: x\n", "unknown key '~'", line=4)
+    assert "unknown key 'on'" in refused("on: x\n", line=4)
+    assert "unknown key '007'" in refused("007: x\n", line=4)
+    assert "unknown key '~'" in refused("~: x\n", line=4)
 
 
 @given(
@@ -187,13 +185,15 @@ def test_comments_are_comments(more):
 
 
 def test_a_key_that_stands_twice_is_an_error_that_names_both_lines():
-    refused("greeting: one\nnotes: x\ngreeting: two\n", "key 'greeting' stands twice", "line 4", line=6)
-    refused("id: other\n", "key 'id' stands twice", "line 2", line=4)
+    message = refused("greeting: one\nnotes: x\ngreeting: two\n", line=6)
+    assert "key 'greeting' stands twice" in message and "line 4" in message
+    message = refused("id: other\n", line=4)
+    assert "key 'id' stands twice" in message and "line 2" in message
 
 
 def test_a_key_that_stands_twice_inside_a_list_or_map_is_an_error():
-    refused("sampling:\n  seed: 1\n  seed: 2\n", "key 'seed' stands twice (first in line 5)", line=6)
-    refused("examples:\n  - player: a\n    reply: b\n    player: c\n", "first in line 5", line=7)
+    assert "key 'seed' stands twice (first in line 5)" in refused("sampling:\n  seed: 1\n  seed: 2\n", line=6)
+    assert "first in line 5" in refused("examples:\n  - player: a\n    reply: b\n    player: c\n", line=7)
 
 
 def test_the_same_key_in_two_items_of_a_list_is_no_duplicate():
@@ -209,11 +209,12 @@ def test_merge_keys_work_and_a_maps_own_keys_win():
 
 
 def test_a_merge_of_something_else_than_a_map_is_an_error():
-    refused("sampling:\n  <<: hello\n", "'<<' takes over the keys of a map", line=5)
+    assert "'<<' takes over the keys of a map" in refused("sampling:\n  <<: hello\n", line=5)
 
 
 def test_a_merged_key_is_checked_like_any_other():
-    refused("sampling:\n  <<: {sead: 1}\n", "unknown key", "sead", line=5)
+    message = refused("sampling:\n  <<: {sead: 1}\n", line=5)
+    assert "unknown key" in message and "sead" in message
 
 
 def test_an_alias_repeats_a_value():
@@ -225,7 +226,9 @@ def test_an_alias_repeats_a_value():
 
 def test_aliases_that_multiply_are_stopped_by_a_count():
     levels = "".join(f"    {chr(98 + i)}: &{chr(98 + i)} [{', '.join(['*' + chr(97 + i)] * 9)}]\n" for i in range(8))
-    refused("notes:\n    a: &a [x, x, x, x, x, x, x, x, x]\n" + levels, f"more than {MAX_NODES} values", line=5)
+    assert f"more than {MAX_NODES} values" in refused(
+        "notes:\n    a: &a [x, x, x, x, x, x, x, x, x]\n" + levels, line=5
+    )
 
 
 @pytest.mark.parametrize("more", ["notes: &a [*a]\n", "notes: &a\n  x: *a\n", "notes: &a [[[*a]]]\n"])
@@ -249,7 +252,7 @@ def test_nesting_within_the_bound_is_read():
 
 
 def test_many_values_are_an_error():
-    refused("stop: [" + "x," * (MAX_NODES + 1) + "]\n", f"more than {MAX_NODES} values", line=4)
+    assert f"more than {MAX_NODES} values" in refused("stop: [" + "x," * (MAX_NODES + 1) + "]\n", line=4)
 
 
 @pytest.mark.parametrize(
@@ -267,7 +270,7 @@ def test_many_values_are_an_error():
     ],
 )
 def test_tags_are_refused_and_nothing_is_constructed(value):
-    refused(f"stop: {value}\n", "starts a YAML tag, which is not allowed", line=4)
+    assert "starts a YAML tag, which is not allowed" in refused(f"stop: {value}\n", line=4)
 
 
 # Bytes
@@ -301,12 +304,12 @@ def test_an_empty_file_is_called_empty(data):
 
 @pytest.mark.parametrize("character", ["\x00", "\x07", "\x1b", "\ud800"])
 def test_a_character_that_no_yaml_file_may_hold_is_an_error_for_its_line(character):
-    refused(f"greeting: ünïcödé\nnotes: a{character}b\n", "not readable as YAML", line=5)
+    assert "not readable as YAML" in refused(f"greeting: ünïcödé\nnotes: a{character}b\n", line=5)
 
 
 def test_line_ends_of_other_systems_are_read():
     assert loaded("greeting: Good day\r\n", head=HEAD.replace("\n", "\r\n")) == loaded("greeting: Good day\n")
-    refused("\r\ngreeting: a: b\r\n", line=5, head=HEAD.replace("\n", "\r\n"))
+    assert refused("\r\ngreeting: a: b\r\n", line=5, head=HEAD.replace("\n", "\r\n"))
 
 
 # Documents
@@ -314,16 +317,16 @@ def test_line_ends_of_other_systems_are_read():
 
 @pytest.mark.parametrize("text", ["- a\n- b\n", "hello\n", "'quoted'\n", "---\n"])
 def test_a_file_that_is_no_map_is_told_what_it_must_be(text):
-    refused("", "map of 'key: value' lines", head=text, line=1)
+    assert "map of 'key: value' lines" in refused("", head=text, line=1)
 
 
 @pytest.mark.parametrize("text", ["# only a comment\n", HEAD + "---\n" + HEAD, HEAD + "...\n---\nx\n"])
 def test_a_file_holds_exactly_one_document(text):
-    refused("", "a persona file holds exactly one map", head=text, line=1)
+    assert "a persona file holds exactly one map" in refused("", head=text, line=1)
 
 
 def test_a_key_that_is_not_a_word_is_an_error():
-    refused("? [a]\n: b\n", "a key must be one word", line=4)
+    assert "a key must be one word" in refused("? [a]\n: b\n", line=4)
 
 
 @given(st.text(max_size=80))

@@ -75,3 +75,17 @@ def test_persona_and_line_that_just_fit_are_taken():
         fitted(msgspec.structs.replace(c, line="l" * 41))
     with pytest.raises(PersonaTooLong):
         fitted(msgspec.structs.replace(c, system="s" * 81))
+
+
+def test_what_has_to_go_from_a_long_past_is_found_in_few_looks():
+    looks = []
+
+    def counted(c: Conversation) -> int:
+        looks.append(c)
+        return count(c)
+
+    c = conversation(*[20] * 5000)
+    shorter, dropped = fit(c, counted, context_tokens=100, reserve=20)
+    assert dropped == next(n for n in range(5001) if count(c.without_oldest(n)) <= 80 * REFILL)
+    assert shorter == c.without_oldest(dropped)
+    assert len(looks) < 20

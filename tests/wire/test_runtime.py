@@ -3,7 +3,9 @@
 import pytest
 
 from npc_runtime import Runtime
-from npc_runtime.errors import ShuttingDown, UnknownPersona
+from npc_runtime.client import AdapterScale
+from npc_runtime.errors import InvalidField, ShuttingDown, UnknownPersona
+from npc_runtime.protocol.messages import PastExchange
 from tests.support.daemon import SETTINGS, Folders, running
 
 LINES = ("Who are you?", "What do you sell on a cold morning?", "And what else?")
@@ -62,6 +64,41 @@ def test_mistakes_are_the_daemons_errors(folders):
     session = here.open_session("a")
     here.close()
     here.close()
-    for ask in (session.warm, session.history, session.close, here.flush, lambda: session.say("Hello?")):
+    for ask in (
+        here.stats,
+        here.idle,
+        here.reload,
+        session.warm,
+        session.history,
+        session.close,
+        here.flush,
+        lambda: session.say("Hello?"),
+    ):
         with pytest.raises(ShuttingDown):
             ask()
+
+
+def test_a_reply_that_is_read_after_the_end_is_an_error_and_no_crash(folders):
+    here = runtime(folders)
+    reply = here.open_session("a").say("Hello.")
+    assert next(iter(reply))
+    here.close()
+    with pytest.raises(ShuttingDown):
+        reply.wait()
+
+
+def test_a_reply_that_failed_says_so_whenever_it_is_read(folders):
+    with runtime(folders) as here:
+        reply = here.open_session("a", history=[PastExchange("Hello.", "Yes.", tokens=(2**31 - 1,))]).say("And?")
+        for _ in range(2):
+            with pytest.raises(InvalidField, match="another model"):
+                reply.wait()
+
+
+def test_what_is_out_of_range_is_refused_as_the_daemon_refuses_it(folders):
+    with runtime(folders) as here:
+        session = here.open_session("a")
+        for wrong in ({"max_tokens": 0}, {"adapters": [AdapterScale("a", 1e300)]}, {"deadline_ms": -1.0}):
+            with pytest.raises(InvalidField):
+                session.say("Hello.", **wrong)
+        assert session.say("Hello.", max_tokens=2).wait().text
