@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TypeGuard
 
 from npc_runtime.daemon.dialogue import Dialogue
-from npc_runtime.daemon.engine_link import EngineLink
+from npc_runtime.daemon.engine_port import EnginePort
 from npc_runtime.engine.commands import DropKv
 from npc_runtime.persona import persona_key
 from npc_runtime.prompt import Exchange, greeting_text
@@ -39,7 +39,7 @@ def is_about_conversations(request: Request) -> TypeGuard[ConversationRequest]:
 class Conversations:
     """Takes one request at a time; turns and what is computed ahead are answered through the dialogue's ``send``."""
 
-    def __init__(self, dialogue: Dialogue, engine: EngineLink) -> None:
+    def __init__(self, dialogue: Dialogue, engine: EnginePort) -> None:
         self._dialogue = dialogue
         self._engine = engine
 

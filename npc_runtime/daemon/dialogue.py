@@ -16,7 +16,7 @@ import msgspec
 
 from npc_runtime.catalog import CatalogEntry
 from npc_runtime.config import Settings
-from npc_runtime.daemon.engine_link import EngineLink
+from npc_runtime.daemon.engine_port import EnginePort
 from npc_runtime.daemon.rehearsals import Rehearsals
 from npc_runtime.daemon.schedule import Schedule
 from npc_runtime.daemon.sessions import Session, Sessions
@@ -74,7 +74,7 @@ class Dialogue:
     def __init__(
         self,
         settings: Settings,
-        engine: EngineLink,
+        engine: EnginePort,
         send: Callable[[bytes, Answer], bool],
         look_again: Callable[[Turn], None],
         clock: Callable[[], float],

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import msgspec
 
 from npc_runtime.catalog import CatalogEntry
-from npc_runtime.daemon.engine_link import EngineLink
+from npc_runtime.daemon.engine_port import EnginePort
 from npc_runtime.daemon.sessions import Session, Sessions
 from npc_runtime.daemon.turns import Listener
 from npc_runtime.daemon.voices import Voices, conversation
@@ -38,7 +38,7 @@ class Rehearsals:
 
     def __init__(
         self,
-        engine: EngineLink,
+        engine: EnginePort,
         voices: Voices,
         sessions: Sessions,
         send: Callable[[bytes, Answer], bool],

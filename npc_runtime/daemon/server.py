@@ -38,7 +38,7 @@ class Peer:
 
     identity: Identity
     envelope: list[bytes]
-    link: int = -1
+    descriptor: int = -1
     greeted: bool = False
     slow: bool = False
     outbox: deque[bytes] = field(default_factory=deque)
@@ -134,7 +134,7 @@ class Server:
     def _notice_lost(self) -> None:
         while self._monitor.poll(0):
             link = parse_monitor_message(self._monitor.recv_multipart())["value"]
-            for peer in [peer for peer in self.peers.values() if peer.link == link]:
+            for peer in [peer for peer in self.peers.values() if peer.descriptor == link]:
                 self.drop(peer.identity)
                 self.lost.append(peer.identity)
 
@@ -150,7 +150,7 @@ class Server:
         with contextlib.suppress(zmq.ZMQError):  # not every transport has a descriptor
             link = int(frames[-1].get(zmq.SRCFD))
         peer = self.peers.get(identity)
-        if peer is not None and peer.link != link:
+        if peer is not None and peer.descriptor != link:
             # Another connection under the same identity: a stranger, who must not hear what was meant for the first.
             self.lost.append(identity)
             peer = None

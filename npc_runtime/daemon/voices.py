@@ -10,7 +10,7 @@ import logging
 
 from npc_runtime.catalog import Catalog, CatalogEntry
 from npc_runtime.daemon.adapter_set import check_scales, scaled_adapters, turn_adapters
-from npc_runtime.daemon.engine_link import EngineLink
+from npc_runtime.daemon.engine_port import EnginePort
 from npc_runtime.daemon.sessions import Session, Sessions
 from npc_runtime.engine.commands import AdapterSource, KeepAdapters, MeasurePersona, PersonaMeasured
 from npc_runtime.errors import InvalidField, PersonaTooLong
@@ -28,7 +28,7 @@ MEASURED_FOR = "Player"
 class Voices:
     """The catalog in use and what was changed at run time. ``base_known``: its adapters were compared with the base."""
 
-    def __init__(self, engine: EngineLink, sessions: Sessions) -> None:
+    def __init__(self, engine: EnginePort, sessions: Sessions) -> None:
         self.catalog = Catalog()
         self.base_known = False
         self._engine = engine

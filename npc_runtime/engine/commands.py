@@ -283,8 +283,8 @@ class TurnDone(Event, frozen=True, kw_only=True, tag="turn_done"):
     """The reply is complete (or was stopped). ``tokens``, ``rest`` and ``cuts`` are what the next prompt repeats.
 
     ``dropped_exchanges`` were left out of this prompt; ``drop_next`` more (the newest exchange counted) have to be left
-    out of the next one. Where the turn never began, only ``finish_reason`` is set. Times: ``switch`` is the lane, its
-    adapters and an eviction, ``restore`` a copy from a tier, ``waited`` what other turns took in between.
+    out of the next one. Where the turn never began, only ``finish_reason`` is set. Times: ``switch`` is the plan, the
+    lane, its adapters and an eviction, ``restore`` a copy from a tier, ``waited`` what other turns took in between.
     """
 
     turn_id: str

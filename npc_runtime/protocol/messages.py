@@ -74,7 +74,10 @@ class Timings(msgspec.Struct, frozen=True):
     """Milliseconds. ``ttft`` counts from the arrival of ``start_turn`` to its first text."""
 
     queue_ms: Annotated[float, Meta(description="waited for its turn")]
-    switch_ms: Annotated[float, Meta(description="a lane: loading and binding adapters, copying away what was in it")]
+    switch_ms: Annotated[
+        float,
+        Meta(description="the prompt's plan and a lane: loading and binding adapters, copying away what was in it"),
+    ]
     prefill_ms: Annotated[float, Meta(description="reading the new tokens")]
     ttft_ms: Annotated[float, Meta(description="from arrival to the first text; 0 where there was none")]
     decode_ms: Annotated[float, Meta(description="writing the reply")]

@@ -8,7 +8,7 @@ from npc_runtime.engine.commands import AnyCommand
 from npc_runtime.errors import NpcError
 
 
-class EngineLink(Protocol):
+class EnginePort(Protocol):
     """An engine, seen from the dialogue."""
 
     @property
