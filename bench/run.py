@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tempfile
 import time
 from collections.abc import Callable
@@ -41,8 +42,21 @@ class ResultFile:
         """Set parts of the file and write it."""
         self.content |= parts
         self.content["workloads"] = dict(self.content.pop("workloads"))  # the long part comes last
-        text = json.dumps(self.content, indent=1, ensure_ascii=False)
-        self.path.write_text(text + "\n", encoding="utf-8")
+        self.path.write_text(_as_text(self.content), encoding="utf-8")
+
+
+def _as_text(content: dict[str, Any]) -> str:
+    """JSON with a line for each sample."""
+    rows: list[str] = []
+
+    def aside(record: dict[str, Any]) -> dict[str, Any]:
+        samples = record.get("samples", [])
+        rows.extend(json.dumps(sample, ensure_ascii=False) for sample in samples)
+        return record | {"samples": [f"row {len(rows) - len(samples) + index}" for index in range(len(samples))]}
+
+    workloads = {key: aside(record) for key, record in content["workloads"].items()}
+    text = json.dumps(content | {"workloads": workloads}, indent=1, ensure_ascii=False)
+    return re.sub(r'"row (\d+)"', lambda found: rows[int(found[1])], text) + "\n"
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ import pytest
 
 from npc_runtime.client import Client
 from npc_runtime.errors import (
+    Busy,
     InvalidField,
     MessageTooLarge,
     PersonaTooLong,
@@ -11,7 +12,7 @@ from npc_runtime.errors import (
     UnknownSession,
 )
 from npc_runtime.protocol import PROTOCOL_VERSION, encode
-from npc_runtime.protocol.messages import Hello, PastExchange, Warm
+from npc_runtime.protocol.messages import Hello, PastExchange, Warm, Warmed
 from tests.support.daemon import Folders, running
 
 LINE = "What do you sell on a cold morning like this?"
@@ -102,6 +103,28 @@ def test_warm_and_prime_name_what_they_do_not_know(client):
         client.flush(session_id="nowhere")
     with pytest.raises(UnknownPersona):
         client.flush(persona="nobody")
+
+
+def test_warm_knows_a_persona_that_was_saved_just_now(new_folders):
+    folders = new_folders()
+    with running(folders) as daemon, daemon.client() as client:
+        with pytest.raises(UnknownPersona):
+            client.warm("late")
+        folders.write_persona("late", {"a": 1.0})
+        assert client.warm("late").ready_tokens > 30
+
+
+def test_one_clients_warms_do_not_keep_another_out(daemon):
+    with daemon.client() as greedy, daemon.client() as other:
+        posted = [greedy.post(Warm(id=greedy.new_id(), persona="a")) for _ in range(200)]
+        ends = []
+        assert other.warm("b").ready_tokens > 0
+        for number in posted:
+            try:
+                ends.append(greedy.next_answer(number, 60))
+            except Busy as error:
+                ends.append(error)
+        assert len(ends) == 200 and any(isinstance(end, Warmed) for end in ends)
 
 
 def test_warm_wants_a_persona_or_a_session(raw):
