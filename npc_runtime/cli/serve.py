@@ -52,6 +52,7 @@ def _set_up_log(level: str) -> None:
     os.environ.setdefault("NPC_RUNTIME_LOG", level)
     handler = RichHandler(console=Console(stderr=True), show_path=False, rich_tracebacks=False)
     logging.basicConfig(level=level.upper(), format="%(message)s", datefmt="%H:%M:%S", handlers=[handler])
+    logging.getLogger("watchfiles").setLevel(logging.WARNING)  # what it saw is told by its effect
 
 
 def run(settings: Settings) -> None:

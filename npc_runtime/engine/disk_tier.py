@@ -208,6 +208,7 @@ class DiskTier:
         fields = Header(snapshot.key, snapshot.session_id, snapshot.persona_id, snapshot.calls, len(snapshot.data), b"")
         header = msgspec.structs.replace(fields, checksum=_checksum(fields, snapshot.data))
         packed = msgpack.packb(msgspec.to_builtins(header, builtin_types=(bytes,)))
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # somebody may have cleared it away
         try:
             descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
             with os.fdopen(descriptor, "wb") as file:

@@ -207,6 +207,13 @@ def check_unusable(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert (read(tier), len(tier), tier.bytes, tier.full) == (None, 0, 0, False)
 
 
+def test_a_folder_that_somebody_removed_is_made_again(tmp_path):
+    tier = DiskTier(tmp_path / "kv", BUDGET)
+    (tmp_path / "kv").rmdir()
+    assert tier.put(copy()) and tier.flush(30)
+    assert read(tier) == copy()
+
+
 def test_a_full_disk_costs_the_copy_and_leaves_no_draft(tmp_path, caplog, monkeypatch):
     tier = kept(tmp_path, copy("s"))
 
