@@ -12,11 +12,12 @@ import hashlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import platformdirs
 
+from npc_runtime.adapter import CheckedAdapters, read_adapter, unusable
 from npc_runtime.catalog.catalog import WIRE, AdapterFile, Catalog, CatalogEntry, FileProblem
 from npc_runtime.catalog.reads import Reads, Signature, signature
 from npc_runtime.config import Settings
@@ -32,9 +33,6 @@ from npc_runtime.errors import (
 )
 from npc_runtime.ordinary_file import FileTooLarge, read_ordinary
 from npc_runtime.persona import AdapterRef, Persona, PersonaText, decode_text, persona_key, read_persona
-
-if TYPE_CHECKING:
-    from npc_runtime.adapter import CheckedAdapters
 
 PERSONA_SETTLE_SECONDS = 0.1
 ADAPTER_SETTLE_SECONDS = 0.5
@@ -72,7 +70,6 @@ class CatalogBuilder:
         self._max_adapter_bytes = max_adapter_bytes
         self._allow_base_mismatch = allow_base_mismatch
         self._checked_file = checked_file
-        self._checked: CheckedAdapters | None = None
         self._now = now
         self._persona_files: Reads[PersonaText] = Reads(
             self._load_persona,
@@ -131,8 +128,7 @@ class CatalogBuilder:
             entries[key] = self._entry(text, None, None)
         self._persona_files.end()
         self._adapter_files.end()
-        if self._checked is not None:
-            self._checked.save()
+        self._checked.save()
         self._since = {key: at for key, at in self._since.items() if key in {(p.file, p.message) for p in problems}}
         return Catalog(entries, adapters, bad_adapters, tuple(problems))
 
@@ -265,20 +261,19 @@ class CatalogBuilder:
         self._check_base(read.value)
         return read.value
 
+    @cached_property  # the daemon can answer before this is read
+    def _checked(self) -> CheckedAdapters:
+        return CheckedAdapters(self._checked_file)
+
     def _load_adapter(self, path: Path, sign: Signature) -> AdapterFile:
         name = path.relative_to(self.adapters_dir).with_suffix("").as_posix()
-        # Brings gguf and numpy along: 0.1 s that need not pass before the daemon answers its first hello.
-        from npc_runtime.adapter import CheckedAdapters, read_adapter
-
-        if self._checked is None:
-            self._checked = CheckedAdapters(self._checked_file)
         header = read_adapter(path, self._max_adapter_bytes, self._checked.find)
         self._checked.keep(header)
         return AdapterFile(name, path, header, sign)
 
     @staticmethod
     def _refuse_adapter(path: Path, reason: str) -> NpcError:
-        return AdapterInvalid(f"adapter '{path.name}' cannot be used: {reason}")
+        return unusable(path, reason)
 
     def _check_base(self, file: AdapterFile) -> None:
         header, base = file.header, self._base

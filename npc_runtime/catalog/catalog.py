@@ -9,14 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
 
+from npc_runtime.adapter import AdapterHeader
 from npc_runtime.catalog.reads import Signature, signature
 from npc_runtime.errors import NpcError, PersonaInvalid, UnknownAdapter, UnknownPersona, suggest
 from npc_runtime.persona import Persona, persona_key
-
-if TYPE_CHECKING:
-    from npc_runtime.adapter import AdapterHeader
 
 WIRE = "wire"
 

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from npc_runtime.adapter import AdapterHeader, CheckedAdapters, read_adapter
-from npc_runtime.adapter import checked as checked_module
 from npc_runtime.errors import AdapterInvalid
 from tests.support.random_adapter import write_random_adapter
 
@@ -30,7 +29,7 @@ def test_a_header_comes_back_as_it_was(tmp_path, header):
 
 def test_a_known_content_is_not_parsed_again_under_any_name(tmp_path, header, monkeypatch):
     checked = kept(tmp_path / "file", header)
-    monkeypatch.setattr("npc_runtime.adapter.header.check_adapter", lambda *args: 1 / 0)
+    monkeypatch.setattr("npc_runtime.adapter.check.check_adapter", lambda *args: 1 / 0)
     (tmp_path / "b.gguf").write_bytes((tmp_path / "a.gguf").read_bytes())
     assert read_adapter(tmp_path / "b.gguf", 1 << 28, checked.find) == header
     (tmp_path / "b.gguf").write_bytes((tmp_path / "a.gguf").read_bytes() + b"x")
@@ -45,7 +44,7 @@ def test_the_limit_holds_for_a_known_content_too(tmp_path, header):
 
 def test_other_checks_make_it_empty(tmp_path, header, monkeypatch):
     kept(tmp_path / "file", header)
-    monkeypatch.setattr(checked_module, "version", lambda name: "another")
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "another")
     assert CheckedAdapters(tmp_path / "file").find(header.digest) is None
 
 

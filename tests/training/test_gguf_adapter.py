@@ -7,7 +7,7 @@ import gguf
 import numpy as np
 import pytest
 
-from npc_runtime.adapter.header import read_adapter
+from npc_runtime.adapter import read_adapter
 from npc_runtime.base_model import file_digest, find_base_model
 from npc_runtime.errors import AdapterInvalid
 from npc_runtime.llama import LlamaModel

@@ -5,7 +5,7 @@ from pathlib import Path
 import gguf
 import pytest
 
-from npc_runtime.adapter.header import read_adapter
+from npc_runtime.adapter import read_adapter
 from npc_runtime.base_model import file_digest, find_base_model
 from npc_runtime.config import default_threads
 from npc_runtime.training.dialogue import dialogue_path, load_dialogue, normalised

@@ -1,4 +1,4 @@
-"""What an adapter file says of itself, checked in Python before llama.cpp sees it.
+"""The content of an adapter file, checked in Python before llama.cpp sees it.
 
 llama.cpp (the tree in llama-cpp-python 0.3.36) ends the whole process on metadata of the wrong type
 (``general.type``, ``adapter.lora.alpha`` and others go through asserting getters) and on an empty key; other damage
@@ -10,16 +10,13 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import gguf
 import numpy as np
 
-from npc_runtime.errors import AdapterInvalid
-from npc_runtime.ordinary_file import FileTooLarge, read_ordinary
+from npc_runtime.adapter.header import AdapterHeader, unusable
 
 MAX_ARRAY = 65_536
 _STRINGS = ("general.type", "general.architecture", "adapter.type")
@@ -32,60 +29,27 @@ _TENSOR_TYPES = {
 _LFS = b"version https://git-lfs"
 
 
-@dataclass(frozen=True)
-class AdapterHeader:
-    """The checked header of one adapter file.
-
-    ``digest`` is the sha256 of the whole file, ``size`` its bytes; ``base_digest``/``base_name`` name the base model
-    that it was trained for where the file records it, else they are empty. ``tensors`` maps each adapted weight to
-    its rank.
-    """
-
-    digest: str
-    size: int
-    architecture: str
-    alpha: float
-    tensors: dict[str, int]
-    base_digest: str
-    base_name: str
-    persona: str
-    license: str
-
-
-def read_adapter(
-    path: Path, max_bytes: int, known: Callable[[str], AdapterHeader | None] = lambda digest: None
-) -> AdapterHeader:
-    """Read and check the adapter at ``path``; ``known`` finds the header of a content that was checked before.
-
-    Raises AdapterInvalid (with a one-line reason) or OSError.
-    """
-    if path.is_dir():
-        raise _bad(path, "it is a folder; convert a PEFT folder to GGUF first")
-    try:
-        data = read_ordinary(path, max_bytes)
-    except FileTooLarge as error:
-        raise _bad(path, f"it has {error.size} bytes; allowed are {max_bytes} (max_adapter_bytes)") from None
-    return known(hashlib.sha256(data).hexdigest()) or check_adapter(data, path)
-
-
 def check_adapter(data: bytes, path: Path) -> AdapterHeader:
-    """The header of the adapter file whose content is ``data``; ``path`` is for messages only."""
+    """The header of the adapter file whose content is ``data``; ``path`` is for messages only.
+
+    Raises AdapterInvalid.
+    """
     if data[:4] != b"GGUF":
-        raise _bad(path, _what_it_is(data))
+        raise unusable(path, _what_it_is(data))
     reader = _parse(data, path)
     fields = reader.fields
     for key in _STRINGS:
         if not isinstance(_value(reader, key), str):
-            raise _bad(path, f"metadata '{key}' is missing or not a string")
+            raise unusable(path, f"metadata '{key}' is missing or not a string")
     if _value(reader, "general.type") != "adapter":
-        raise _bad(path, f"general.type is '{_value(reader, 'general.type')}'; it must be 'adapter'")
+        raise unusable(path, f"general.type is '{_value(reader, 'general.type')}'; it must be 'adapter'")
     if _value(reader, "adapter.type") != "lora":
-        raise _bad(path, f"adapter.type is '{_value(reader, 'adapter.type')}'; only 'lora' is supported")
+        raise unusable(path, f"adapter.type is '{_value(reader, 'adapter.type')}'; only 'lora' is supported")
     alpha = fields.get("adapter.lora.alpha")
     if alpha is None or alpha.types != [gguf.GGUFValueType.FLOAT32] or not np.isfinite(alpha.contents()):
-        raise _bad(path, "metadata 'adapter.lora.alpha' must be a finite 32-bit float")
+        raise unusable(path, "metadata 'adapter.lora.alpha' must be a finite 32-bit float")
     if "adapter.alora.invocation_tokens" in fields:
-        raise _bad(path, "it is an activated LoRA (alora), which is not supported")
+        raise unusable(path, "it is an activated LoRA (alora), which is not supported")
     return AdapterHeader(
         digest=hashlib.sha256(data).hexdigest(),
         size=len(data),
@@ -133,7 +97,7 @@ def _parse(data: bytes, path: Path) -> _Reader:
         # On damaged bytes the package raises whatever the damage leads to (IndexError, KeyError, UnicodeDecodeError,
         # OverflowError, MemoryError, ...): each of them means that the file is not a sound GGUF.
         except Exception as error:
-            raise _bad(path, f"it is damaged or incomplete ({type(error).__name__}: {str(error)[:160]})") from None
+            raise unusable(path, f"it is damaged or incomplete ({type(error).__name__}: {str(error)[:160]})") from None
 
 
 def _tensors(reader: _Reader, path: Path) -> dict[str, int]:
@@ -141,16 +105,18 @@ def _tensors(reader: _Reader, path: Path) -> dict[str, int]:
     for tensor in reader.tensors:
         stem, _, side = tensor.name.rpartition(".")
         if side not in ("lora_a", "lora_b"):
-            raise _bad(path, f"tensor '{tensor.name}' is not a LoRA pair; llama.cpp would ignore or refuse it")
+            raise unusable(path, f"tensor '{tensor.name}' is not a LoRA pair; llama.cpp would ignore or refuse it")
         if tensor.tensor_type not in _TENSOR_TYPES:
-            raise _bad(path, f"tensor '{tensor.name}' is {tensor.tensor_type.name}; allowed are F32, F16, BF16, Q8_0")
+            raise unusable(
+                path, f"tensor '{tensor.name}' is {tensor.tensor_type.name}; allowed are F32, F16, BF16, Q8_0"
+            )
         if len(tensor.shape) != 2 or 0 in tensor.shape:
-            raise _bad(path, f"tensor '{tensor.name}' has shape {list(tensor.shape)}; it must have two dimensions")
+            raise unusable(path, f"tensor '{tensor.name}' has shape {list(tensor.shape)}; it must have two dimensions")
         if tensor.tensor_type.name in ("F16", "F32") and not np.isfinite(tensor.data).all():
-            raise _bad(path, f"tensor '{tensor.name}' holds NaN or infinite values")
+            raise unusable(path, f"tensor '{tensor.name}' holds NaN or infinite values")
         sides.setdefault(stem, {})[side] = tensor
     if not sides:
-        raise _bad(path, "it holds no tensors")
+        raise unusable(path, "it holds no tensors")
     ranks = {stem: _rank(stem, pair, path) for stem, pair in sides.items()}
     _check_effect(sides, path)
     return ranks
@@ -160,19 +126,19 @@ def _check_effect(sides: dict[str, dict[str, Any]], path: Path) -> None:
     """A pair with a side of zeros does nothing. B may be untrained here and there, never everywhere; A never is."""
     for stem, pair in sides.items():
         if not pair["lora_a"].data.any():
-            raise _bad(path, f"tensor '{stem}.lora_a' holds only zeros; is the file copied completely?")
+            raise unusable(path, f"tensor '{stem}.lora_a' holds only zeros; is the file copied completely?")
     if not any(pair["lora_b"].data.any() for pair in sides.values()):
-        raise _bad(path, "every lora_b holds only zeros: it would do nothing, and the base model would speak")
+        raise unusable(path, "every lora_b holds only zeros: it would do nothing, and the base model would speak")
 
 
 def _rank(stem: str, pair: dict[str, Any], path: Path) -> int:
     if len(pair) != 2:
-        raise _bad(path, f"tensor '{stem}' has only one of lora_a and lora_b")
+        raise unusable(path, f"tensor '{stem}' has only one of lora_a and lora_b")
     # GGUF lists the fastest dimension first: a is [n_in, rank], b is [rank, n_out]; for token_embd both are flipped.
     a, b = pair["lora_a"].shape, pair["lora_b"].shape
     inner = (int(a[0]), int(b[0])) if stem.endswith("token_embd.weight") else (int(a[1]), int(b[0]))
     if inner[0] != inner[1]:
-        raise _bad(path, f"tensor '{stem}' has rank {inner[0]} in lora_a and {inner[1]} in lora_b")
+        raise unusable(path, f"tensor '{stem}' has rank {inner[0]} in lora_a and {inner[1]} in lora_b")
     return inner[0]
 
 
@@ -199,7 +165,3 @@ def _what_it_is(data: bytes) -> str:
     if data[8:9] == b"{":
         return "it is a safetensors file; convert the PEFT folder to GGUF first"
     return f"it does not start with 'GGUF' but with {data[:4]!r}"
-
-
-def _bad(path: Path, reason: str) -> AdapterInvalid:
-    return AdapterInvalid(f"adapter '{path.name}' cannot be used: {reason}")

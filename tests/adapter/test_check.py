@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from npc_runtime.adapter import check_adapter, read_adapter
+from npc_runtime.adapter import read_adapter
+from npc_runtime.adapter.check import check_adapter
 from npc_runtime.base_model import find_base_model
 from npc_runtime.errors import AdapterInvalid
 from tests.support.random_adapter import write_random_adapter
