@@ -6,7 +6,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,11 +15,11 @@ from bench.systems.process import environment
 from bench.systems.system import REPLY_TOKENS, Common, NotAvailable, Sampled
 from bench.timing import Turn
 from npc_runtime.client import Client, Reply, Session, TurnFinished
-from npc_runtime.config import ENV_PREFIX, Settings
-from npc_runtime.protocol.messages import StartTurn
+from npc_runtime.config import ENV_PREFIX
 from npc_runtime.sampling import SamplingOverrides
 
 START_TIMEOUT_S = 60.0
+SETTLE_S = 10.0
 KV_BYTES_PER_TOKEN = 23_040
 """SmolLM2-135M in f16."""
 
@@ -50,10 +49,7 @@ class Daemon:
 
     name = "npc-runtime"
 
-    def __init__(
-        self, cast: Cast, common: Common, *, lanes: int = 8, needs: Sequence[str] = (), **settings: Any
-    ) -> None:
-        """Settings that this version does not know are left out, except those in ``needs``: NotAvailable."""
+    def __init__(self, cast: Cast, common: Common, *, lanes: int = 8, **settings: Any) -> None:
         self.cast = cast
         self.played: list[Played] = []
         self._folder = tempfile.TemporaryDirectory()
@@ -77,7 +73,7 @@ class Daemon:
         self.started = time.perf_counter()
         self.process = subprocess.Popen(
             [sys.executable, "-m", "npc_runtime", "serve", "--log-level", "warning"],
-            env=environment() | _variables(wanted, needs),
+            env=environment() | _variables(wanted),
             stdout=subprocess.DEVNULL,
             stderr=self._log,
         )
@@ -109,6 +105,17 @@ class Daemon:
         if status.state != "ready":
             raise NotAvailable(f"the daemon is {status.state}: {status.engine.last_error}")
         return self
+
+    def settle(self) -> None:
+        """Wait until the disk tier has stopped growing: a player who leaves a game leaves it idle first."""
+        deadline = time.monotonic() + SETTLE_S
+        before = -1
+        while time.monotonic() < deadline:
+            now = self.client.status().engine.disk_bytes
+            if now == before > 0:
+                return
+            before = now
+            time.sleep(1)
 
     def second_client(self) -> Client:
         """Another connection."""
@@ -153,8 +160,6 @@ class DaemonConversation:
 
     def start(self, line: str, count: int, sampled: Sampled | None = None, **options: Any) -> Reply:
         """Send the line without reading the reply."""
-        if missing := [name for name in options if name not in StartTurn.__struct_fields__]:
-            raise NotAvailable(f"this version has no {', '.join(missing)} for a turn")
         return self.session.say(
             line, min_tokens=count, max_tokens=count, include_tokens=True, sampling=_overrides(sampled), **options
         )
@@ -176,23 +181,16 @@ class DaemonConversation:
 
     def history(self) -> Any:
         """What was said so far, to be given to another daemon."""
-        if not hasattr(self.session, "history"):
-            raise NotAvailable("this version has no history()")
         return self.session.history()
 
     def prime(self, text: str, *, complete: bool) -> None:
         """The player has typed ``text`` so far; returns when the daemon has read it."""
-        if not hasattr(self.session, "prime"):
-            raise NotAvailable("this version has no prime()")
         self.session.prime(text, complete=complete)
         self.played.steps.append(Step(text, 0, complete=complete))
 
 
-def _variables(wanted: dict[str, Any], needs: Sequence[str]) -> dict[str, str]:
-    known = Settings.__struct_fields__
-    if missing := [name for name in needs if name not in known]:
-        raise NotAvailable(f"this version has no setting {', '.join(missing)}")
-    return {f"{ENV_PREFIX}{name.upper()}": str(value) for name, value in wanted.items() if name in known}
+def _variables(wanted: dict[str, Any]) -> dict[str, str]:
+    return {f"{ENV_PREFIX}{name.upper()}": str(value) for name, value in wanted.items()}
 
 
 def _overrides(sampled: Sampled | None) -> SamplingOverrides | None:

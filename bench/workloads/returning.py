@@ -164,9 +164,7 @@ def many_adapters(bench: Bench) -> Outcome:
     characters = range(bench.pick(64, 8))
     room = bench.pick(8, 3)
     outcome = Outcome()
-    with bench.daemon(
-        lanes=room, max_loaded_adapters=room, ram_cache_mb=2048, needs=("max_loaded_adapters",)
-    ) as daemon:
+    with bench.daemon(lanes=room, max_loaded_adapters=room, ram_cache_mb=2048) as daemon:
         tours = [tour(daemon, characters)]
         play(bench, tours, {daemon.name: bench.pick(3, 2)})
     record(outcome, tours)

@@ -7,20 +7,18 @@ from statistics import median
 
 from bench.bench import Bench
 from bench.outcome import Check, Outcome
-from bench.systems import NotAvailable
 from bench.systems.daemon import Daemon, DaemonConversation
 from bench.timing import Turn
 
 HISTORY_ROUNDS = 4
 """Persona and four exchanges: about 500 tokens."""
-SETTLE_S = 10.0
 READING_S = 0.5
 
 
 def from_ram(bench: Bench) -> Outcome:
     """B2b: every character is met twice in a row; the first time from RAM, the second time resident."""
     outcome = Outcome()
-    with bench.daemon(lanes=2, ram_cache_mb=1024, needs=("ram_cache_mb",)) as daemon:
+    with bench.daemon(lanes=2, ram_cache_mb=1024) as daemon:
         conversations = [daemon.converse(number) for number in range(bench.pick(12, 4))]
         for number in range(HISTORY_ROUNDS):
             bench.tell(f"history, round {number + 1} of {HISTORY_ROUNDS}")
@@ -48,7 +46,7 @@ def from_disk(bench: Bench) -> Outcome:
     """B6: the same conversations before and after a restart of the daemon."""
     outcome = Outcome()
     count, rounds = bench.pick(8, 3), HISTORY_ROUNDS
-    settings = {"lanes": count, "kv_dir": bench.folder / "kv", "needs": ("kv_dir",)}
+    settings = {"lanes": count, "kv_dir": bench.folder / "kv"}
     with bench.daemon(**settings) as daemon:
         conversations = [daemon.converse(number) for number in range(count)]
         for number in range(rounds):
@@ -56,7 +54,7 @@ def from_disk(bench: Bench) -> Outcome:
             resident = [_after_a_pause(conversation, bench.lines[number]) for conversation in conversations]
         histories = [conversation.history() for conversation in conversations]
         bench.tell("idle until the disk tier is at rest")
-        _settle(daemon)
+        daemon.settle()
     with bench.daemon(**settings) as daemon:
         bench.tell("after the restart")
         restored = [
@@ -82,17 +80,3 @@ def _after_a_pause(conversation: DaemonConversation, line: str) -> Turn:
 
 def _go_on(daemon: Daemon, old: DaemonConversation, history: object) -> DaemonConversation:
     return daemon.converse(old.played.character, history=history, played=old.played)
-
-
-def _settle(daemon: Daemon) -> None:
-    """Wait until the disk tier has stopped growing: a player who leaves a game leaves it idle first."""
-    deadline = time.monotonic() + SETTLE_S
-    before = -1
-    while time.monotonic() < deadline:
-        now = getattr(daemon.client.status().engine, "disk_bytes", None)
-        if now is None:
-            raise NotAvailable("this version has no disk tier")
-        if now == before and now > 0:
-            return
-        before = now
-        time.sleep(1)

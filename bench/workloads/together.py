@@ -20,7 +20,7 @@ def two_turns(bench: Bench) -> Outcome:
     outcome = Outcome()
     apart: list[float] = []
     both: list[float] = []
-    with bench.daemon(lanes=2, max_active_turns=2, needs=("max_active_turns",)) as daemon:
+    with bench.daemon(lanes=2, max_active_turns=2) as daemon:
         pair = [daemon.converse(number) for number in (0, 1)]
         for conversation in pair:
             conversation.say(bench.lines[0])
