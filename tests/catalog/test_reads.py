@@ -38,7 +38,7 @@ def refuse(path, reason):
 
 def make(clock, *, load=load, **options) -> Reads[str]:
     options = {"settle_seconds": SETTLE, "new_at_once": False, **options}
-    return Reads(load, refuse, now=clock, **options)
+    return Reads(load, refuse, now=clock, monotonic=clock, **options)
 
 
 def write(path, text: str, clock: Clock, *, age: float) -> None:
@@ -87,14 +87,50 @@ def test_an_error_takes_the_place_of_the_value(tmp_path, clock):
     assert read.value is None and read.error.message == "bad text"
 
 
-def test_content_that_looks_like_half_of_the_old_must_rest_longer(tmp_path, clock):
-    reads, path = make(clock, is_doubtful=lambda known, new: len(new) < len(known)), tmp_path / "x"
+def shorter(known: str, new: str) -> bool:
+    return len(new) < len(known)
+
+
+def test_content_that_looks_like_half_of_the_old_must_be_seen_for_longer(tmp_path, clock):
+    reads, path = make(clock, is_doubtful=shorter), tmp_path / "x"
     write(path, "all of it", clock, age=1)
     reads.get(path)
-    write(path, "all", clock, age=SETTLE)
+    write(path, "all", clock, age=2 * SETTLE)
     assert value(reads, path) == "all of it" and reads.unsettled
-    clock.now += 2 * DOUBT_SECONDS
+    clock.now += 0.9 * DOUBT_SECONDS
+    assert value(reads, path) == "all of it"
+    clock.now += 0.2 * DOUBT_SECONDS
     assert value(reads, path) == "all"
+
+
+def test_a_file_time_of_long_ago_does_not_end_the_doubt(tmp_path, clock):
+    reads, path = make(clock, is_doubtful=shorter), tmp_path / "x"
+    write(path, "all of it", clock, age=1)
+    reads.get(path)
+    write(path, "all", clock, age=3600)
+    assert value(reads, path) == "all of it" and reads.unsettled
+
+
+def test_more_of_a_file_begins_the_doubt_anew(tmp_path, clock):
+    reads, path = make(clock, is_doubtful=shorter), tmp_path / "x"
+    write(path, "all of it", clock, age=1)
+    for text in ("a", "al", "all"):
+        reads.get(path)
+        clock.now += 0.9 * DOUBT_SECONDS
+        write(path, text, clock, age=2 * SETTLE)
+        assert value(reads, path) == "all of it"
+
+
+def test_an_error_in_between_does_not_hide_that_half_is_missing(tmp_path, clock):
+    reads, path = make(clock, is_doubtful=shorter), tmp_path / "x"
+    write(path, "all of it", clock, age=1)
+    reads.get(path)
+    write(path, "bad", clock, age=1)
+    assert reads.get(path).error.message == "bad text"
+    write(path, "all", clock, age=1)
+    assert reads.get(path).value is None and reads.unsettled
+    write(path, "all of it!", clock, age=1)
+    assert value(reads, path) == "all of it!"
 
 
 def test_the_same_size_and_time_do_not_hide_other_content(tmp_path, clock):
